@@ -17,6 +17,10 @@ The body is OpenAI's, always with its four keys:
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from string import Formatter
+from typing import LiteralString, cast
+
 import orjson
 
 INVALID_REQUEST = "invalid_request_error"
@@ -35,6 +39,28 @@ def internal_error() -> bytes:
     return error_body(message, SERVER_ERROR, None, "internal_error")
 
 
+class FieldPath(tuple[str | int, ...]):
+    """The path of a field in a body: FieldPath("messages", 0, "content") is messages[0].content."""
+
+    __slots__ = ()
+
+    def __new__(cls, *steps: str | int) -> FieldPath:
+        return super().__new__(cls, steps)
+
+    def __truediv__(self, step: str | int) -> FieldPath:
+        return FieldPath(*self, step)
+
+    def __str__(self) -> str:
+        """The path as OpenAI writes it."""
+        steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in self]
+        return "".join(steps).removeprefix(".")
+
+    def quoted(self) -> str:
+        """For a message: its ends, if it is long."""
+        path = str(self)
+        return f"`{path}`" if len(path) <= 160 else f"`{path[:60]}...{path[-100:]}`"
+
+
 class RequestError(Exception):
     """A request that gets no answer; the message says what was asked, the limit and the remedy."""
 
@@ -44,23 +70,61 @@ class RequestError(Exception):
 
     def __init__(
         self,
-        message: str,
+        template: LiteralString,
+        values: object = (),
         *,
-        param: str | None = None,
+        param: FieldPath | None = None,
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        """The message is `template` with a field of the request at each {name} and {name.name},
+        and at each {} the next value, which is a field if it is a FieldPath.
+
+        values  one, or a tuple of them
+        param   None: the first field of the message
+        """
+        self._parts = list(_parts(template, values))
+        self._param = param or next((p for p in self._parts if isinstance(p, FieldPath)), None)
         self.code = code or self.code
         self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def message(self) -> str:
+        """The fields of the request stand in backticks."""
+        return "".join(part if isinstance(part, str) else part.quoted() for part in self._parts)
+
+    @property
+    def param(self) -> str | None:
+        return str(self._param) if self._param else None
+
+    def rename_fields(self, renamed: Callable[[FieldPath], FieldPath]) -> None:
+        """Name every field as `renamed` does."""
+        self._parts = [part if isinstance(part, str) else renamed(part) for part in self._parts]
+        self._param = self._param and renamed(self._param)
 
     def body(self) -> bytes:
         return error_body(self.message, self.type, self.param, self.code)
 
     def headers(self) -> dict[str, str]:
         return {} if self.retry_after_s is None else {"retry-after": str(self.retry_after_s)}
+
+
+def _parts(template: str, values: object) -> Iterator[str | FieldPath]:
+    several = isinstance(values, tuple) and not isinstance(values, FieldPath)
+    remaining = iter(cast("tuple[object, ...]", values if several else (values,)))
+    for text, name, spec, conversion in Formatter().parse(template):
+        yield text
+        if name:
+            yield FieldPath(*name.split("."))
+        elif name is not None:
+            value = next(remaining)
+            if not isinstance(value, FieldPath):
+                value = format(repr(value) if conversion == "r" else value, spec or "")
+            yield value
+    assert not [*remaining], "more values than places for them"
 
 
 class UnknownParameter(RequestError):
@@ -93,9 +157,11 @@ class RateLimited(RequestError):
     type = RATE_LIMIT
     code = "rate_limit_exceeded"
 
-    def __init__(self, message: str, *, reason: str, retry_after_s: int) -> None:
+    def __init__(
+        self, template: LiteralString, values: object = (), *, reason: str, retry_after_s: int
+    ) -> None:
         """`reason` labels the metric of refusals; see server/generation/admission.py."""
-        super().__init__(message, retry_after_s=retry_after_s)
+        super().__init__(template, values, retry_after_s=retry_after_s)
         self.reason = reason
 
 
@@ -108,6 +174,3 @@ class EngineFailed(RequestError):
 class Unavailable(RequestError):
     status = 503
     type = SERVER_ERROR
-
-    def __init__(self, message: str, *, code: str, retry_after_s: int) -> None:
-        super().__init__(message, code=code, retry_after_s=retry_after_s)

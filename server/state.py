@@ -15,8 +15,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.grammar_text import GrammarLiterals
-from server.engine import Engine
-from server.errors import NotFound
+from server.errors import FieldPath, NotFound
 from server.generation.admission import Admission
 from server.generation.request_log import RequestLog
 from server.metrics.metrics import Metrics
@@ -62,8 +61,9 @@ class ServerState:
         if name not in self.config.served_names:
             served = ", ".join(f"`{known}`" for known in self.config.served_names)
             raise NotFound(
-                f"the model `{name[:100]}` does not exist here: this server has {served}",
-                param="model",
+                "the model `{}` does not exist here: this server has {}",
+                (name[:100], served),
+                param=FieldPath("model"),
                 code="model_not_found",
             )
 

@@ -2,41 +2,48 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 
-MESSAGE = re.compile(r"^messages\[(\d{1,6})\]")
-QUOTED = re.compile(r"`([^`\s]+)`")  # error messages quote field paths so
+Sources = Sequence[Sequence[FieldPath]]
 
 
 @contextmanager
-def map_error_fields(paths: Sequence[str], fields: Mapping[str, str]) -> Generator[None]:
-    """Rewrite the RequestErrors of the block.
+def map_error_fields(names: Mapping[str, str], sources: Sources = ()) -> Generator[None]:
+    """Name the fields in RequestErrors of the block as the caller does.
 
-    paths   paths[i] is the caller's field that message i of the ChatRequest was made of
-    fields  regular expression of a field of ChatRequest, or of the beginning of its path -> the
-            caller's name, as re.sub writes it, where they differ
+    names    the beginning of a field's path in the ChatRequest -> that of the caller's, with * for
+             an index; the longest that fits is replaced
+    sources  of each message of the ChatRequest: the caller's field that it was made of, then those
+             of its tool calls, which replace their paths after `names`
     """
-    renamed = [(re.compile(rf"^{name}(?=[.\[]|$)"), theirs) for name, theirs in fields.items()]
-
-    def message_path(match: re.Match[str]) -> str:
-        index = int(match[1])
-        return paths[index] if index < len(paths) else match[0]
-
-    def rename(path: str) -> str:
-        path = MESSAGE.sub(message_path, path)
-        for name, theirs in renamed:
-            path, found = name.subn(theirs, path)
-            if found:
-                break
-        return path
-
     try:
         yield
     except RequestError as error:
-        error.message = QUOTED.sub(lambda match: f"`{rename(match[1])}`", error.message)
-        error.param = error.param and rename(error.param)
+        error.rename_fields(lambda path: _in_source(_renamed(path, names), sources))
         raise
+
+
+def _renamed(path: FieldPath, names: Mapping[str, str]) -> FieldPath:
+    for length in range(len(path), 0, -1):
+        indices = (step for step in path[:length] if isinstance(step, int))
+        name = names.get(".".join("*" if isinstance(step, int) else step for step in path[:length]))
+        if name is not None:
+            steps = (next(indices) if step == "*" else step for step in name.split("."))
+            return FieldPath(*steps, *path[length:])
+    return path
+
+
+def _in_source(path: FieldPath, sources: Sources) -> FieldPath:
+    match path:
+        case ("messages", int(index), *rest) if index < len(sources):
+            message, *calls = sources[index]
+            match rest:
+                case ("tool_calls", int(place), *inner) if place < len(calls):
+                    return FieldPath(*calls[place], *inner)
+                case _:
+                    return FieldPath(*message, *rest)
+        case _:
+            return path

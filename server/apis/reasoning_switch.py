@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.errors import UnsupportedParameter
+from server.errors import FieldPath, UnsupportedParameter
 from server.prompt.template_messages import SWITCH
 from server.prompt.tokenizer import ChatTokenizer
 
@@ -18,7 +18,9 @@ def can_think(tokenizer: ChatTokenizer) -> bool:
     return template is not None and any(map(template.mentions, (SWITCH, LEVEL, MARK)))
 
 
-def thinking_fields(tokenizer: ChatTokenizer, requested: bool | str, param: str) -> dict[str, Any]:
+def thinking_fields(
+    tokenizer: ChatTokenizer, requested: bool | str, param: FieldPath
+) -> dict[str, Any]:
     """The fields of a ChatRequest for thinking on, off or at a level ("low", ...).
 
     param: the caller's field for it.  Raises UnsupportedParameter if the template cannot do it.
@@ -29,9 +31,8 @@ def thinking_fields(tokenizer: ChatTokenizer, requested: bool | str, param: str)
         if has_levels:
             return {LEVEL: requested}
         raise UnsupportedParameter(
-            f"`{param}` is {requested}: this model's chat template knows no degrees of thinking; "
-            "use true or false",
-            param=param,
+            "{} is {}: this model's chat template knows no degrees of thinking; use true or false",
+            (param, requested),
         )
     if template is not None and template.mentions(SWITCH):
         return {"chat_template_kwargs": {SWITCH: requested}}
@@ -41,6 +42,5 @@ def thinking_fields(tokenizer: ChatTokenizer, requested: bool | str, param: str)
         return {LEVEL: "none"}
     state = "on" if requested else "off"
     raise UnsupportedParameter(
-        f"`{param}`: this model's chat template cannot switch thinking {state}: leave it out",
-        param=param,
+        "{}: this model's chat template cannot switch thinking {}: leave it out", (param, state)
     )

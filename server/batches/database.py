@@ -131,7 +131,6 @@ def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str
     ).fetchone()
     if row is None:
         raise RequestError(
-            f"`after` is {after[:64]!r}, which is not in this list: use the `last_id` of a page",
-            param="after",
+            "{after} is {!r}, which is not in this list: use the `last_id` of a page", after[:64]
         )
     return row[0]

@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from server.batches.database import IS_OPEN, BatchDatabase, number_of
 from server.batches.schema import FileQuery
-from server.errors import NotFound, RequestError
+from server.errors import FieldPath, NotFound, RequestError
 from server.generation.admission import full
 
 MAX_FILES = 10_000  # in the directory, reserved ones too
@@ -78,13 +78,15 @@ class FileStore:
             if count >= self._max_files:
                 raise full(
                     "files_full",
-                    f"{count} files are stored, at most {self._max_files} are allowed: delete some",
+                    "{} files are stored, at most {} are allowed: delete some",
+                    (count, self._max_files),
                 )
             if used + num_bytes > self.max_bytes:
                 raise full(
                     "data_full",
-                    f"{used} bytes are stored or on their way, {num_bytes} more exceed the limit "
-                    f"of {self.max_bytes}: delete files (the operator can raise --max-data-bytes)",
+                    "{} bytes are stored or on their way, {} more exceed the limit of {}: delete "
+                    "files (the operator can raise --max-data-bytes)",
+                    (used, num_bytes, self.max_bytes),
                 )
             return self.insert(connection, owner, "uploading", num_bytes)
 
@@ -128,7 +130,7 @@ class FileStore:
         )
         return StoredFile(**row)
 
-    def find(self, owner: str, id: str, param: str | None = None) -> StoredFile:
+    def find(self, owner: str, id: str, param: FieldPath | None = None) -> StoredFile:
         """Raises NotFound, also for files of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
@@ -137,7 +139,8 @@ class FileStore:
             ).fetchone()
         if row is None:
             raise NotFound(
-                f"no file `{id[:64]}` is here: GET /v1/files lists those that are",
+                "no file `{}` is here: GET /v1/files lists those that are",
+                id[:64],
                 param=param,
                 code="file_not_found",
             )
@@ -169,9 +172,10 @@ class FileStore:
             ).fetchone()
             if reader is not None:
                 raise RequestError(
-                    f"the file `{id}` is the input of `{reader[0]}`, which has not ended: "
-                    "cancel that batch or wait for its end",
-                    param="file_id",
+                    "the file `{}` is the input of `{}`, which has not ended: cancel that batch "
+                    "or wait for its end",
+                    (id, reader[0]),
+                    param=FieldPath("file_id"),
                     code="file_in_use",
                 )
             connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (id,))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from server.batches.schema import BatchError
-from server.errors import RequestError
+from server.errors import FieldPath, MissingParameter, RequestError, UnknownParameter
 from server.http.json_body import read_json
 from server.http.validation import items_of, kind_of
 
@@ -97,24 +97,20 @@ def check_input(
 def _fields(raw: bytes, endpoint: str, max_bytes: int, seen: set[str]) -> dict[str, Any]:
     if len(raw.rstrip(b"\r\n")) > max_bytes:
         raise RequestError(
-            f"the line is longer than {max_bytes} bytes: send less", code="line_too_long"
+            "the line is longer than {} bytes: send less", max_bytes, code="line_too_long"
         )
     try:
-        fields = read_json(raw)
+        fields = read_json(raw, "the line")
     except RequestError as error:
-        text = error.message.replace("the body", "the line", 1)
-        raise RequestError(text, code="invalid_json_line") from None
+        error.code = "invalid_json_line"
+        raise
     for key in KEYS:
         if key not in fields:
-            raise RequestError(
-                f"`{key}` is required: add it", param=key, code="missing_required_parameter"
-            )
+            raise MissingParameter("{} is required: add it", FieldPath(key))
     for key in fields:
         if key not in KEYS:
-            raise RequestError(
-                f"`{key[:64]}` is not a part of a line ({', '.join(KEYS)}): remove it",
-                param=key[:64],
-                code="unknown_parameter",
+            raise UnknownParameter(
+                "{} is not a part of a line ({}): remove it", (FieldPath(key[:64]), ", ".join(KEYS))
             )
     _check_values(fields, endpoint, seen)
     return fields
@@ -124,29 +120,28 @@ def _check_values(fields: dict[str, Any], endpoint: str, seen: set[str]) -> None
     custom_id, method, url = fields["custom_id"], fields["method"], fields["url"]
     if not isinstance(custom_id, str) or not 1 <= len(custom_id) <= MAX_CUSTOM_ID:
         raise RequestError(
-            f"`custom_id` must be a string of 1 to {MAX_CUSTOM_ID} characters",
-            param="custom_id",
+            "{custom_id} must be a string of 1 to {} characters",
+            MAX_CUSTOM_ID,
             code="invalid_custom_id",
         )
     if custom_id in seen:
         raise RequestError(
-            f"the custom_id {custom_id[:64]!r} was used before: each line needs one of its own",
-            param="custom_id",
+            "the custom_id {!r} was used before: each line needs one of its own",
+            custom_id[:64],
+            param=FieldPath("custom_id"),
             code="duplicate_custom_id",
         )
     seen.add(custom_id)
     if method != "POST":
-        raise RequestError("`method` must be 'POST'", param="method", code="invalid_method")
+        raise RequestError("{method} must be 'POST'", code="invalid_method")
     if url != endpoint:
         found = repr(url[:64]) if isinstance(url, str) else f"a {kind_of(url)}"
         raise RequestError(
-            f"`url` is {found}, the batch is for {endpoint!r}: use the same in every line",
-            param="url",
+            "{url} is {}, the batch is for {!r}: use the same in every line",
+            (found, endpoint),
             code="invalid_url",
         )
     if kind_of(fields["body"]) != "object":
         raise RequestError(
-            f"`body` must be an object, not {kind_of(fields['body'])}",
-            param="body",
-            code="invalid_type",
+            "{body} must be an object, not {}", kind_of(fields["body"]), code="invalid_type"
         )

@@ -32,7 +32,7 @@ def boundary_of(content_type: str) -> bytes:
     header["content-type"] = content_type.replace("\r", " ").replace("\n", " ")
     if header.get_content_type() != "multipart/form-data":
         kind = content_type.partition(";")[0].strip()[:60] or "not given"
-        raise UnsupportedMediaType(f"the content type is `{kind}`: send `multipart/form-data`")
+        raise UnsupportedMediaType("the content type is `{}`: send `multipart/form-data`", kind)
     boundary = _parameter(header, "content-type", "boundary")
     if boundary is None or not BOUNDARY.fullmatch(boundary):
         raise RequestError(
@@ -153,5 +153,5 @@ def _parameter(message: Message, header: str, name: str) -> str | None:
 
 def _broken(why: str) -> RequestError:
     return RequestError(
-        f"the body is not valid multipart/form-data: {why}", code="invalid_multipart"
+        "the body is not valid multipart/form-data: {}", why, code="invalid_multipart"
     )

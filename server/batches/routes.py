@@ -143,7 +143,7 @@ async def file_content(request: Request, file_id: str) -> Response:
     try:
         source = await asyncio.to_thread(store_of(request).files.path(file.id).open, "rb")
     except FileNotFoundError:  # deleted since
-        raise NotFound(f"the file `{file.id}` is gone", code="file_not_found") from None
+        raise NotFound("the file `{}` is gone", file.id, code="file_not_found") from None
     headers = {
         "content-length": str(file.bytes),
         "content-disposition": "attachment",
@@ -176,8 +176,7 @@ async def create_batch(request: Request) -> Response:
     body = await read_checked(request, lambda fields: parse(BatchRequest, fields))
     if body.endpoint not in ENDPOINTS:
         raise RequestError(
-            f"`endpoint` is {body.endpoint!r}: it must be one of {', '.join(ENDPOINTS)}",
-            param="endpoint",
+            "{endpoint} is {!r}: it must be one of {}", (body.endpoint, ", ".join(ENDPOINTS))
         )
     return _json(await asyncio.to_thread(store.create, owner_of(request), body))
 

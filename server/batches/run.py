@@ -18,7 +18,7 @@ from server.batches.lines import Line, check_input, lines
 from server.batches.results import EXPIRED, BatchResult, BatchResults
 from server.batches.schema import BatchError, BatchErrors, BatchObject, Status, StoredBatch
 from server.batches.store import BatchStore
-from server.errors import UnsupportedParameter, internal_error
+from server.errors import FieldPath, UnsupportedParameter, internal_error
 from server.http.request_context import REQUEST_ID
 from server.metrics.metrics import Metrics
 
@@ -179,7 +179,7 @@ class BatchRun:
         """Status, body and request id; None if the engine failed: the line is retried alone."""
         for name, why in REFUSED.items():
             if line.body.get(name):
-                error = UnsupportedParameter(f"`{name}` is not for batches: {why}", param=name)
+                error = UnsupportedParameter("{} is not for batches: {}", (FieldPath(name), why))
                 return error.status, error.body(), uuid.uuid4().hex
         while True:
             status, body, request_id = await self._ask(line)

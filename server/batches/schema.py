@@ -11,7 +11,7 @@ from msgspec import Struct
 from pydantic import Field
 
 from server.apis.openai.chat_schema import Metadata
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import Body
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
@@ -156,5 +156,5 @@ def form_fields(pairs: Mapping[str, str]) -> dict[str, Any]:
         elif isinstance(inner := fields.setdefault(nested[1], {}), dict):
             inner[nested[2]] = value
         else:
-            raise RequestError(f"`{nested[1]}` is given twice: send it once", param=nested[1])
+            raise RequestError("{} is given twice: send it once", FieldPath(nested[1]))
     return fields

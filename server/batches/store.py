@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from server.batches.database import IS_OPEN, BatchDatabase, number_of
 from server.batches.files import KEEP_SECONDS, FileStore
 from server.batches.schema import BatchObject, BatchQuery, BatchRequest, StoredBatch
-from server.errors import NotFound, RequestError
+from server.errors import FieldPath, NotFound, RequestError
 from server.generation.admission import full
 
 WINDOW_SECONDS = 86400
@@ -44,12 +44,13 @@ class BatchStore:
 
     def create(self, owner: str, body: BatchRequest) -> BatchObject:
         """Raises RequestError if the input file does not exist or is not meant for batches."""
-        file = self.files.find(owner, body.input_file_id, "input_file_id")
+        file = self.files.find(owner, body.input_file_id, FieldPath("input_file_id"))
         if file.purpose != "batch":
             raise RequestError(
-                f"the file `{file.id}` was uploaded with the purpose {file.purpose!r}: upload it "
-                "with the purpose 'batch'",
-                param="input_file_id",
+                "the file `{}` was uploaded with the purpose {!r}: upload it with the purpose "
+                "'batch'",
+                (file.id, file.purpose),
+                param=FieldPath("input_file_id"),
                 code="invalid_purpose",
             )
         now = int(self.clock())
@@ -88,7 +89,8 @@ class BatchStore:
         if num_open >= MAX_OPEN:
             raise full(
                 "batches_full",
-                f"{num_open} batches have not ended, at most {MAX_OPEN} may wait: try again later",
+                "{} batches have not ended, at most {} may wait: try again later",
+                (num_open, MAX_OPEN),
             )
         connection.execute(
             "DELETE FROM batches WHERE id IN (SELECT id FROM batches WHERE NOT "
@@ -104,7 +106,8 @@ class BatchStore:
             ).fetchone()
         if row is None:
             raise NotFound(
-                f"no batch `{id[:64]}` is here: GET /v1/batches lists those that are",
+                "no batch `{}` is here: GET /v1/batches lists those that are",
+                id[:64],
                 code="batch_not_found",
             )
         return _batch(row)
@@ -130,8 +133,9 @@ class BatchStore:
                 return batch
             if batch.status not in ("validating", "in_progress"):
                 raise RequestError(
-                    f"the batch `{id}` is {batch.status}: only one that is validating or in "
-                    "progress can be cancelled",
+                    "the batch `{}` is {}: only one that is validating or in progress can be "
+                    "cancelled",
+                    (id, batch.status),
                     code="batch_not_cancellable",
                 )
             return replace(batch, status="cancelling", cancelling_at=int(self.clock()))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
 from server.batches.multipart import MultipartReader, boundary_of
 from server.batches.schema import FileForm, form_fields
-from server.errors import RequestError
+from server.errors import FieldPath, MissingParameter, RequestError
 from server.http.request_context import owner_of
 from server.http.validation import parse
 
@@ -79,7 +79,7 @@ class _Upload:
 
     def begin(self, name: str, filename: str | None) -> None:
         if name in self._fields or (name == "file" and self._file is not None):
-            raise RequestError(f"`{name[:64]}` is given twice: send it once", param=name[:64])
+            raise RequestError("{} is given twice: send it once", FieldPath(name[:64]))
         self._name, self._value = name, b""
         if name == "file":
             self._filename = (filename or "upload")[:MAX_NAME]
@@ -91,15 +91,15 @@ class _Upload:
             if len(self._value) > MAX_FIELD_BYTES:
                 name = self._name[:64]
                 raise RequestError(
-                    f"`{name}` is longer than {MAX_FIELD_BYTES} bytes: send less", param=name
+                    "{} is longer than {} bytes: send less", (FieldPath(name), MAX_FIELD_BYTES)
                 )
             return
         self._num_bytes += len(chunk)
         if self._num_bytes > self._max_bytes:
             raise RequestError(
-                f"`file` is larger than {self._max_bytes} bytes: split it (the operator can raise "
+                "{file} is larger than {} bytes: split it (the operator can raise "
                 "--max-file-bytes)",
-                param="file",
+                self._max_bytes,
                 code="file_too_large",
             )
         assert self._file is not None
@@ -111,18 +111,16 @@ class _Upload:
                 self._fields[self._name] = self._value.decode()
             except UnicodeDecodeError:
                 name = self._name[:64]
-                raise RequestError(f"`{name}` is not valid UTF-8: encode it", param=name) from None
+                raise RequestError("{} is not valid UTF-8: encode it", FieldPath(name)) from None
 
     def finish(self) -> StoredFile:
         """Check and store the form, after the whole body.  Raises RequestError."""
         self.reader.close()
         form = parse(FileForm, form_fields(self._fields))
         if self._file is None:
-            raise RequestError(
-                "`file` is required: add it", param="file", code="missing_required_parameter"
-            )
+            raise MissingParameter("{file} is required: add it")
         if not self._num_bytes:
-            raise RequestError("`file` is empty: send one with content", param="file")
+            raise RequestError("{file} is empty: send one with content")
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -18,10 +18,9 @@ import msgspec
 
 from server.constrained.grammar_text import Grammar
 from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, GrammarVerdict
-from server.constrained.json_schema import short
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.generation.admission import full
-from server.http.validation import path_of
+from server.http.validation import MAX_NAME
 from server.prompt.tokenizer import ChatTokenizer
 
 # Until a verdict, whatever keeps the process waiting; it ends itself after CHECK_SECONDS of work.
@@ -57,7 +56,7 @@ class GrammarChecker:
             return self._fine[digest]
         if self._waiting >= MAX_WAITING:
             raise full(
-                "grammars_full", f"{self._waiting} grammars wait to be checked: try again later"
+                "grammars_full", "{} grammars wait to be checked: try again later", self._waiting
             )
         self._waiting += 1
         try:
@@ -150,18 +149,19 @@ def _exchange(process: subprocess.Popen[bytes], request: bytes, seconds: float) 
 
 
 def _refusal(grammar: Grammar, verdict: GrammarVerdict) -> RequestError:
-    if verdict.schema is None:
+    if verdict.path is None:
         return RequestError(
-            f"`{grammar.param}` cannot be used: {verdict.error}",
-            param=grammar.param,
+            "{} cannot be used: {}",
+            (FieldPath(*grammar.param), verdict.error),
             code="unsupported_schema" if grammar.schemas else "invalid_grammar",
         )
-    path = verdict.schema
-    inner = path_of(verdict.path)
-    if inner:
-        path += inner if inner.startswith("[") else f".{inner}"
     return RequestError(
-        f"the schema at `{short(path)}` cannot be enforced: {verdict.error}",
-        param=path,
+        "the schema at {} cannot be enforced: {}",
+        (
+            FieldPath(
+                *(step[:MAX_NAME] if isinstance(step, str) else step for step in verdict.path)
+            ),
+            verdict.error,
+        ),
         code="unsupported_schema",
     )

@@ -15,13 +15,16 @@ WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
 SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
+Path = tuple[str | int, ...]  # a FieldPath, as msgspec reads it
+
+
 class Grammar(Struct, frozen=True):
     """Grammars as the library reads them, the first of which is the answer's."""
 
     grammars: list[dict[str, Any]]
-    # The schemas in it, by the path of the request's field that each came from.
-    schemas: dict[str, dict[str, Any]] = {}
-    param: str = "structured_outputs"  # named in an error if no schema is to blame
+    # The schemas in it, each with the path of the request's field that it came from.
+    schemas: list[tuple[Path, dict[str, Any]]] = []
+    param: Path = ("structured_outputs",)  # named in an error if no schema is to blame
     ebnf: bool = False  # one of the grammars is written as GBNF
 
 

@@ -48,8 +48,7 @@ class GrammarCheckArgs(Struct, frozen=True):
 class GrammarVerdict(Struct, frozen=True):
     grammar: str = ""  # for the engine
     error: str | None = None
-    schema: str | None = None  # of Grammar.schemas, the one to blame
-    path: list[str | int] = []  # and the place in it
+    path: list[str | int] | None = None  # of the schema to blame, of Grammar.schemas or in one
 
 
 class ByteTokenizer:
@@ -100,11 +99,11 @@ class Checker:
         error = self._error(grammar)
         if error is None:
             return GrammarVerdict(grammar)
-        for param, schema in request.schemas.items():
+        for param, schema in request.schemas:
             found = self._schema_error(schema)
             if found is not None:
                 path, error = self._narrow(schema, found)
-                return GrammarVerdict(error=error, schema=param, path=path)
+                return GrammarVerdict(error=error, path=[*param, *path])
         return GrammarVerdict(error=error)
 
     def _error(self, grammar: str) -> str | None:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import orjson
 
 from server.apis.openai.response_format_schema import MAX_REGEX, MAX_SCHEMA
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
 MAX_DEPTH = 40  # schemas inside schemas
 MAX_PROPERTIES = 5000  # OpenAI's limit
 # Any of them may be next, so each costs time at every token.  The library's own limit is 498.
 MAX_OPTIONAL = 480
+CODE = "unsupported_schema"
 MAX_VALUES = 10_000  # of all enums together
 
 NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
@@ -58,22 +60,13 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
 KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
-def short(path: str) -> str:
-    """A path short enough for a message: its ends."""
-    return path if len(path) <= 160 else f"{path[:60]}...{path[-100:]}"
-
-
-def _unsupported(message: str, path: str) -> RequestError:
-    return RequestError(message, param=path, code="unsupported_schema")
-
-
 class Node(NamedTuple):
     schema: dict[str, Any]
-    path: str
+    path: FieldPath
     depth: int
 
 
-def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+def check_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
     """The schema without keywords that have no effect.
 
     Raises RequestError that names the path of what cannot be honoured, `param` in front.
@@ -81,7 +74,7 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
     size = len(orjson.dumps(schema))
     if size > MAX_SCHEMA:
         raise RequestError(
-            f"the schema in `{param}` has {size} bytes: at most {MAX_SCHEMA} are taken", param=param
+            "the schema in {} has {} bytes: at most {} are taken", (param, size, MAX_SCHEMA)
         )
     properties = values = 0
     nodes = list(_walk(schema, param))
@@ -91,15 +84,16 @@ def check_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
         values += len(items_of(node.schema.get("enum")))
         if properties > MAX_PROPERTIES or values > MAX_VALUES:
             raise RequestError(
-                f"the schema in `{param}` is too large at `{short(node.path)}`: at most "
-                f"{MAX_PROPERTIES} properties and {MAX_VALUES} enum values are taken",
+                "the schema in {} is too large at {}: at most {} properties and {} enum "
+                "values are taken",
+                (param, node.path, MAX_PROPERTIES, MAX_VALUES),
                 param=node.path,
             )
     _check_optional(nodes)
     return _rebuilt(schema, lambda each: {key: each[key] for key in each if key not in REFUSED})
 
 
-def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
+def _walk(schema: dict[str, Any], param: FieldPath) -> Iterator[Node]:
     """All schemas inside a schema, the outer ones first."""
     waiting = [Node(schema, param, 0)]
     while waiting:
@@ -107,46 +101,42 @@ def _walk(schema: dict[str, Any], param: str) -> Iterator[Node]:
         yield node
         if node.depth == MAX_DEPTH:
             raise RequestError(
-                f"the schema is nested deeper than {MAX_DEPTH} levels at `{short(node.path)}`: "
-                "use $ref",
-                param=node.path,
+                "the schema is nested deeper than {} levels at {}: use $ref", (MAX_DEPTH, node.path)
             )
         waiting.extend(reversed(list(_children(node))))
 
 
 def _children(node: Node) -> Iterator[Node]:
     for key, value in node.schema.items():
-        path, depth = f"{node.path}.{key}", node.depth + 1
+        path, depth = node.path / key, node.depth + 1
         if key in MAPS:
             for name, inner in fields_of(value).items():
                 if kind_of(inner) == "object":
-                    yield Node(fields_of(inner), f"{path}.{name[:64]}", depth)
+                    yield Node(fields_of(inner), path / name[:64], depth)
         elif key in NESTED and kind_of(value) == "object":
             yield Node(fields_of(value), path, depth)
         elif key in LISTS:
             for index, inner in enumerate(items_of(value)):
                 if kind_of(inner) == "object":
-                    yield Node(fields_of(inner), f"{path}[{index}]", depth)
+                    yield Node(fields_of(inner), path / index, depth)
 
 
 def _check_keywords(node: Node) -> None:
     for key, value in node.schema.items():
-        path = f"{node.path}.{key[:64]}"
+        path = node.path / key[:64]
         if key in REFUSED:
             remedy, idle = REFUSED[key]
             if not any(value == each and type(value) is type(each) for each in idle):
-                raise _unsupported(
-                    f"the keyword `{key}` at `{short(path)}` cannot be enforced: {remedy}", path
+                raise RequestError(
+                    "the keyword `{}` at {} cannot be enforced: {}", (key, path, remedy), code=CODE
                 )
         elif close := _misspelt(key):
-            raise _unsupported(
-                f"`{short(path)}` is not a keyword of JSON Schema: did you mean `{close}`?",
-                path,
+            raise RequestError(
+                "{} is not a keyword of JSON Schema: did you mean `{}`?", (path, close), code=CODE
             )
         elif key == "pattern" and len(str(value)) > MAX_REGEX:
             raise RequestError(
-                f"`{short(path)}` has {len(str(value))} characters: at most {MAX_REGEX} are taken",
-                param=path,
+                "{} has {} characters: at most {} are taken", (path, len(str(value)), MAX_REGEX)
             )
 
 
@@ -155,17 +145,20 @@ def _check_optional(nodes: list[Node]) -> None:
     anywhere = set[str]().union(*map(_required, nodes))
     for node in nodes:
         # An allOf is one schema: one of its branches may require what another describes.
-        joined = "allOf" in node.schema or ".allOf[" in node.path
+        joined = "allOf" in node.schema or any(
+            step == "allOf" and isinstance(after, int) for step, after in pairwise(node.path)
+        )
         required = anywhere if joined else _required(node)
         optional = longest = 0
         for name in fields_of(node.schema.get("properties")):
             optional = 0 if name in required else optional + 1
             longest = max(longest, optional)
         if longest > MAX_OPTIONAL:
-            raise _unsupported(
-                f"`{short(node.path)}` has {longest} optional properties one after the other: at "
-                f"most {MAX_OPTIONAL} are taken; make more of them required",
-                node.path,
+            raise RequestError(
+                "{} has {} optional properties one after the other: at most {} are taken; make "
+                "more of them required",
+                (node.path, longest, MAX_OPTIONAL),
+                code=CODE,
             )
 
 
@@ -211,7 +204,7 @@ def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
     return _rebuilt(schema, closed)
 
 
-def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
+def strict_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
     """As check_schema, for `strict`: where `additionalProperties` is absent, it is false.
 
     Raises RequestError also where that would forbid the properties of another schema of the same
@@ -223,12 +216,12 @@ def strict_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
             meant = [node.schema, *(resolved(each, checked) for each in others)]
             listing = [each for each in meant if "properties" in each]
             if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
-                path = f"{node.path}.{key}"
-                raise _unsupported(
-                    f"`{short(path)}` describes one object by several schemas, and with `strict` "
+                raise RequestError(
+                    "{} describes one object by several schemas, and with `strict` "
                     "each of them forbids the properties of the others: write the properties into "
                     "one object, or set `additionalProperties` in each",
-                    path,
+                    node.path / key,
+                    code=CODE,
                 )
     return forbid_additional(checked)
 

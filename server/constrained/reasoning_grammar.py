@@ -65,9 +65,9 @@ def after_limited_reasoning(
     """
     if not can_limit(reasoning, literals):
         raise UnsupportedParameter(
-            f"`thinking_token_budget` cannot be kept for reasoning in the format {reasoning.name}: "
-            "use `max_tokens`, or a lower `reasoning_effort`",
-            param="thinking_token_budget",
+            "{thinking_token_budget} cannot be kept for reasoning in the format {}: use "
+            "{max_tokens}, or a lower {reasoning_effort}",
+            reasoning.name,
         )
     if reasoning.name == "harmony":
         return _after_short_message(grammar, literals, budget, begun=begun)
@@ -121,7 +121,7 @@ def _any_messages(literals: GrammarLiterals) -> Grammar:
             f"more: ({literals.any_token_but(CHANNEL)} {TEXT})*",
         ]
     )
-    return Grammar([{"lark_grammar": lark}], param="thinking_token_budget")
+    return Grammar([{"lark_grammar": lark}], param=("thinking_token_budget",))
 
 
 def _partly(end: str) -> str:
@@ -154,7 +154,7 @@ def _any_answer(opens: str, literals: GrammarLiterals) -> Grammar:
         lark += f" & ~/\\s*{literal(opens)}(?s:.*)/"
     others = literals.any_token_but(opens)
     more = f"({others} /(?s:.*)/)*" if others else '""'
-    return Grammar([{"lark_grammar": f"{lark}\nmore: {more}"}], param="thinking_token_budget")
+    return Grammar([{"lark_grammar": f"{lark}\nmore: {more}"}], param=("thinking_token_budget",))
 
 
 def _around(grammar: Grammar, name: str, lark: str) -> Grammar:

@@ -18,7 +18,7 @@ from server.constrained.reasoning_grammar import (
     in_final_message,
 )
 from server.constrained.response_format import format_grammar
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.generation.off_loop import off_loop
 from server.state import ServerState
 from server.tool_calls.formats import NONE
@@ -90,13 +90,13 @@ async def _check_custom(state: ServerState, body: ChatRequest, ready: Ready) -> 
     began = time.monotonic()
     for index, tool in body.offered():
         if isinstance(tool, CustomTool) and tool.grammar is not None:
-            path = f"tools[{index}].custom.format.grammar.definition"
+            path = FieldPath("tools", index, "custom", "format", "grammar", "definition")
             text = tool.lark or f"start: /{escaped(tool.grammar.definition)}/"
             if time.monotonic() - began > CUSTOM_SECONDS:
                 raise RequestError(
-                    f"`{path}` and those after it were not tried: the grammars of custom tools may "
-                    f"take {CUSTOM_SECONDS:g} s in all; send fewer or simpler ones",
-                    param=path,
+                    "{} and those after it were not tried: the grammars of custom tools may take "
+                    "{:g} s in all; send fewer or simpler ones",
+                    (path, CUSTOM_SECONDS),
                 )
             await _check_grammar(state, Grammar([{"lark_grammar": text}], param=path), ready)
 
@@ -110,9 +110,8 @@ def _budget(
         return None
     if state.config.reasoning_format == NONE:
         raise UnsupportedParameter(
-            "`thinking_token_budget` cannot be kept: this server runs with --reasoning-format "
-            "none; use `max_tokens`",
-            param="thinking_token_budget",
+            "{thinking_token_budget} cannot be kept: this server runs with --reasoning-format "
+            "none; use {max_tokens}"
         )
     if parser is None or not parser.may_reason:
         return None

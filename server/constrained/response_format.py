@@ -16,12 +16,13 @@ from server.constrained.grammar_text import (
     WHITESPACE,
     Grammar,
     GrammarLiterals,
+    Path,
     escaped,
     literal,
     with_whitespace,
 )
 from server.constrained.json_schema import check_schema, forbid_additional, strict_schema
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
 MAX_CHOICE_CHARS = 262_144
@@ -40,10 +41,10 @@ def format_grammar(
         requested = response_format.json_schema
         if response_format.structures is not None:
             tags = {"structures": response_format.structures, "triggers": response_format.triggers}
-            return _structural_tag(tags, "response_format", literals)
+            return _structural_tag(tags, FieldPath("response_format"), literals)
         if requested is None:
-            return json_grammar({"type": "object"}, "response_format")
-        param = "response_format.json_schema.schema"
+            return json_grammar({"type": "object"}, FieldPath("response_format"))
+        param = FieldPath("response_format", "json_schema", "schema")
         checked = strict_schema if requested.strict else check_schema
         return json_grammar(checked(requested.schema_, param), param)
     return None if structured_outputs is None else _structured(structured_outputs, literals)
@@ -51,7 +52,7 @@ def format_grammar(
 
 def _structured(requested: StructuredOutputs, literals: GrammarLiterals) -> Grammar:
     name = requested.constraints()[0]
-    param = f"structured_outputs.{name}"
+    param = FieldPath("structured_outputs", name)
     if name == "json" or name == "json_object":
         schema = {"type": "object"} if requested.json_ is None else _object(requested.json_, param)
         schema = check_schema(schema, param)
@@ -81,52 +82,50 @@ def _check_whitespace(pattern: str | None) -> None:
         re.compile(pattern or "")
     except (re.error, RecursionError, OverflowError) as error:
         raise RequestError(
-            f"`structured_outputs.whitespace_pattern` is not a regular expression: {error}",
-            param="structured_outputs.whitespace_pattern",
+            "{structured_outputs.whitespace_pattern} is not a regular expression: {}", error
         ) from None
 
 
-def _lark(text: str, param: str) -> Grammar:
+def _lark(text: str, param: FieldPath) -> Grammar:
     return Grammar([{"lark_grammar": text}], param=param)
 
 
-def _object(field: dict[str, Any] | str, param: str) -> dict[str, Any]:
+def _object(field: dict[str, Any] | str, param: FieldPath) -> dict[str, Any]:
     """A field that holds a JSON object, or the text of one."""
     if not isinstance(field, str):
         return field
     try:
         value = orjson.loads(field)
     except orjson.JSONDecodeError as error:
-        raise RequestError(f"`{param}` is not valid JSON: {error}", param=param) from None
+        raise RequestError("{} is not valid JSON: {}", (param, error)) from None
     if kind_of(value) != "object":
-        raise RequestError(
-            f"`{param}` holds a JSON {kind_of(value)}: it must be an object", param=param
-        )
+        raise RequestError("{} holds a JSON {}: it must be an object", (param, kind_of(value)))
     return fields_of(value)
 
 
 def json_grammar(
-    schema: dict[str, Any], param: str, *, whitespace: str = WHITESPACE, compact: bool = False
+    schema: dict[str, Any], param: FieldPath, *, whitespace: str = WHITESPACE, compact: bool = False
 ) -> Grammar:
     """JSON that follows a schema of check_schema's."""
     whole = with_whitespace(schema, whitespace)
     if compact:
         whole["x-guidance"] = {"whitespace_flexible": False}
-    return Grammar([{"json_schema": whole}], {param: whole}, param)
+    return Grammar([{"json_schema": whole}], [(param, whole)], param)
 
 
-def _choice(choices: list[str], param: str) -> Grammar:
+def _choice(choices: list[str], param: FieldPath) -> Grammar:
     size = sum(map(len, choices))
     if size > MAX_CHOICE_CHARS:
         raise RequestError(
-            f"`{param}` has {size} characters in all: at most {MAX_CHOICE_CHARS} are taken",
-            param=param,
+            "{} has {} characters in all: at most {} are taken", (param, size, MAX_CHOICE_CHARS)
         )
     # One terminal: as alternatives of a rule, each would cost time at every token.
     return _lark(f"start: CHOICE\nCHOICE: /{'|'.join(map(literal, choices))}/", param)
 
 
-def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLiterals) -> Grammar:
+def _structural_tag(
+    requested: dict[str, Any], param: FieldPath, literals: GrammarLiterals
+) -> Grammar:
     """vLLM's and SGLang's form: structures of begin, schema, end, and what triggers them.
 
     The answer is any text up to one of `triggers`, then a structure whose `begin` starts with it,
@@ -136,28 +135,26 @@ def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLite
     triggers = items_of(requested.get("triggers"))
     if not structures or len(structures) > MAX_CHOICES or not triggers:
         raise RequestError(
-            f"`{param}` must have `structures`, 1 to {MAX_CHOICES} objects with `begin`, `schema` "
-            "and `end`, and `triggers`, strings that a `begin` starts with",
-            param=param,
+            "{} must have `structures`, 1 to {} objects with `begin`, `schema` and `end`, and "
+            "`triggers`, strings that a `begin` starts with",
+            (param, MAX_CHOICES),
         )
     rules: list[str] = []
-    schemas: dict[str, dict[str, Any]] = {}
+    schemas: list[tuple[Path, dict[str, Any]]] = []
     for index, structure in enumerate(structures):
-        path = f"{param}.structures[{index}]"
+        path = param / "structures" / index
         entry = fields_of(structure)
         begin, schema, end = (entry.get(key) for key in ("begin", "schema", "end"))
         if not (isinstance(begin, str) and isinstance(end, str) and kind_of(schema) == "object"):
             raise RequestError(
-                f"`{path}` must have `begin` and `end`, strings, and `schema`, an object",
-                param=path,
+                "{} must have `begin` and `end`, strings, and `schema`, an object", path
             )
         fitting = [t for t in triggers if isinstance(t, str) and t and begin.startswith(t)]
         if not fitting:
-            raise RequestError(
-                f"`{path}.begin` starts with none of `{param}.triggers`", param=f"{path}.begin"
-            )
-        place = f"{path}.schema"
-        schemas[place] = with_whitespace(check_schema(fields_of(schema), place))
+            raise RequestError("{} starts with none of {}", (path / "begin", param / "triggers"))
+        place = path / "schema"
+        checked = check_schema(fields_of(schema), place)
+        schemas.append((place, with_whitespace(checked)))
         lead = literals.whole_tokens(begin, len(max(fitting, key=len)))
         rules.append(literals.after(f"lead{index}", begin[:lead]))
         rest, end = literals.of(begin[lead:]), literals.of(end)
@@ -166,6 +163,6 @@ def _structural_tag(requested: dict[str, Any], param: str, literals: GrammarLite
     lark = "\n".join([f"start: tag* tail\ntag: {tags}\ntail: {TEXT}", *rules])
     named = [
         {"name": f"schema{index}", "json_schema": schema}
-        for index, schema in enumerate(schemas.values())
+        for index, (_, schema) in enumerate(schemas)
     ]
     return Grammar([{"lark_grammar": lark}, *named], schemas, param)

@@ -12,7 +12,7 @@ whatever fits --max-queue can be answered: a process holds at most its share, or
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, LiteralString
 
 from server.engine import Engine
 from server.errors import RateLimited, RequestError
@@ -38,9 +38,9 @@ RETRY_AFTER_S: Mapping[Reason, int] = {
 }
 
 
-def full(reason: Reason, message: str) -> RateLimited:
+def full(reason: Reason, template: LiteralString, values: object) -> RateLimited:
     """The 429 to raise; the middleware counts it when it answers."""
-    return RateLimited(message, reason=reason, retry_after_s=RETRY_AFTER_S[reason])
+    return RateLimited(template, values, reason=reason, retry_after_s=RETRY_AFTER_S[reason])
 
 
 class Admission:
@@ -71,17 +71,18 @@ class Admission:
         """
         if requested > self._limit:
             raise RequestError(
-                f"prompts times `n` (or `best_of`) is {requested} sequences, this server takes "
-                f"{self._limit} at a time: send fewer prompts or lower `n`",
-                param="n",
+                "prompts times {n} (or {best_of}) is {} sequences, this server takes {} at a "
+                "time: send fewer prompts or lower {n}",
+                (requested, self._limit),
             )
         if self._bounded and self.used and requested > self.available:
-            remedy = "" if requested <= self.share else ", send fewer prompts or lower `n`"
-            raise full(
-                "queue_full",
-                f"{self.used} sequences are running or waiting, {requested} more exceed the limit "
-                f"of {self.share}: try again later{remedy}",
+            template = (
+                "{} sequences are running or waiting, {} more exceed the limit of {}: try again "
+                "later"
             )
+            if requested > self.share:
+                template += ", send fewer prompts or lower `n`"
+            raise full("queue_full", template, (self.used, requested, self.share))
         return AdmissionSlots(self, requested)
 
 

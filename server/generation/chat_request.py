@@ -14,6 +14,7 @@ import orjson
 from runtime.messages import Ready
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.request_grammar import chat_grammar
+from server.errors import FieldPath
 from server.generation.admission import AdmissionSlots
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
@@ -33,6 +34,7 @@ from server.prompt.template_messages import (
 )
 from server.state import ServerState
 
+MESSAGES = FieldPath("messages")
 CHARS_PER_MESSAGE = 256  # characters that take as long to check as a message
 
 
@@ -65,7 +67,7 @@ async def prepare_chat(
             body,
             state.tokenizer,
             ready,
-            max_tokens=fit_to_context(len(prompt), wanted, limit, body.model, "messages"),
+            max_tokens=fit_to_context(len(prompt), wanted, limit, body.model, MESSAGES),
             logprobs=body.num_logprobs(),
             prompt_logprobs=body.prompt_logprobs,
         )
@@ -111,7 +113,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
     num_chars += len(orjson.dumps(tools)) if tools else 0
     cut = truncation_of(body, body.limit() or 1, ready)
     if cut is None:
-        check_chars(num_chars, tokenizer, ready, "messages")
+        check_chars(num_chars, tokenizer, ready, MESSAGES)
     options = template_options(body, tokenizer)
     num_chars += unseen_chars(body.messages)
     continuing = bool(body.continue_final_message)

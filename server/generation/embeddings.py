@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import PoolingParams, Ready, RequestOutput, SamplingParams
-from server.errors import ContextTooLong, EngineFailed, RequestError
+from server.errors import ContextTooLong, EngineFailed, FieldPath, RequestError
 from server.generation.admission import AdmissionSlots
 from server.generation.generation import gather_or_cancel
 from server.generation.off_loop import off_loop
@@ -28,7 +28,7 @@ class EmbeddingInput:
     """One text or list of token ids of a request, and how to truncate it."""
 
     content: str | list[int]
-    path: str  # of its field
+    path: FieldPath  # of its field
     cut: Truncation | None = None  # None: no truncation
     special: bool = True  # with the special tokens that the tokenizer adds to a text
 
@@ -72,9 +72,9 @@ async def tokenize_inputs(
             total += len(tokens)
             if total > MAX_TOKENS:
                 raise RequestError(
-                    f"the prompts up to `{one.path}` have {total} tokens, at most {MAX_TOKENS} "
-                    "are taken in one request: send fewer at a time",
-                    param=one.path,
+                    "the prompts up to {} have {} tokens, at most {} are taken in one request: "
+                    "send fewer at a time",
+                    (one.path, total, MAX_TOKENS),
                 )
             prompts.append(tokens)
         return prompts
@@ -82,14 +82,14 @@ async def tokenize_inputs(
     return await off_loop(sum(len(one.content) for one in inputs), work)
 
 
-def _check_length(length: int, limit: int, path: str) -> None:
+def _check_length(length: int, limit: int, path: FieldPath) -> None:
     if not length:
-        raise RequestError(f"`{path}` has no tokens: send some text", param=path)
+        raise RequestError("{} has no tokens: send some text", path)
     if length > limit:
         raise ContextTooLong(
-            f"`{path}` has {length} tokens, over the maximum context length {limit}: shorten it, "
-            "or set `truncate_prompt_tokens`",
-            param=path,
+            "{} has {} tokens, over the maximum context length {}: shorten it, or set "
+            "{truncate_prompt_tokens}",
+            (path, length, limit),
         )
 
 
@@ -182,7 +182,7 @@ class PoolingJob:
             ended=time.monotonic(),
         )
         if output.finish != "stop":
-            raise EngineFailed(f"no embedding was computed: {output.error or 'it was aborted'}")
+            raise EngineFailed("no embedding was computed: {}", output.error or "it was aborted")
         self._num_done += 1
         return output.embedding
 

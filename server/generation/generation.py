@@ -40,7 +40,8 @@ def require_ready(state: ServerState) -> Ready:
         return client.ready
     if client.down is not None:
         raise Unavailable(
-            f"the engine is down ({client.down}) and being restarted: try again soon",
+            "the engine is down ({}) and being restarted: try again soon",
+            client.down,
             code="engine_down",
             retry_after_s=5,
         )
@@ -50,7 +51,7 @@ def require_ready(state: ServerState) -> Ready:
         share = f" {progress.done}/{progress.total}" if progress.total else ""
         doing = f"{progress.phase}{share}"
     raise Unavailable(
-        f"the model is not loaded yet ({doing}): try again soon", code="loading", retry_after_s=2
+        "the model is not loaded yet ({}): try again soon", doing, code="loading", retry_after_s=2
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import LiteralString
 
 import orjson
 
 from runtime.messages import SamplingParams, TokenLogprob
 from server.apis.openai.sampling_schema import SamplingBody
-from server.errors import RequestError
-from server.generation.answer_text import ScoredToken
+from server.errors import FieldPath, RequestError
+from server.generation.choice import ScoredToken
 from server.prompt.tokenizer import ChatTokenizer
 
 # 123 bytes each in memory, and 95 as JSON.  One answer of 190,000 tokens with 21 for each fits.
@@ -24,7 +24,7 @@ def check_scores(
     params: SamplingParams,
     *,
     copies: int,
-    names: tuple[str, str],
+    names: tuple[LiteralString, LiteralString],
 ) -> None:
     """Raises RequestError if the answers to `prompts`, `copies` to each, could hold too many.
 
@@ -39,25 +39,24 @@ def check_scores(
     if of_answers + of_prompts <= MAX_SCORES:
         return
     # `echo` shows the prompt's with as many alternatives as the answer's have.
-    of_prompt = likely if body.prompt_logprobs is None else "prompt_logprobs"
+    of_prompt: LiteralString = likely if body.prompt_logprobs is None else "prompt_logprobs"
     parts: list[str] = []
-    fields = [f"`{several}`"] if copies > 1 else []
+    fields: list[LiteralString] = [several] if copies > 1 else []
     if of_answers:
         parts.append(f"{answers} x {params.max_tokens} generated tokens x {per_token}")
-        fields += ["`max_tokens`", f"`{likely}`"]
+        fields.extend(("max_tokens", likely))
     if of_prompts:
         parts.append(f"{of_prompts // per_prompt_token} prompt tokens x {per_prompt_token}")
-        fields += [f"`{of_prompt}`"]
-    remedies = [f"lower {' or '.join(dict.fromkeys(fields))}"]
-    remedies += ["send fewer prompts"] if len(prompts) > 1 else []
+        fields.append(of_prompt)
+    remedies: LiteralString = "lower {" + "} or {".join(dict.fromkeys(fields)) + "}"
+    remedies += ", or send fewer prompts" if len(prompts) > 1 else ""
     may_stream = body.prompt_logprobs is None and several != "best_of"
     if may_stream and of_prompts <= MAX_SCORES:
-        remedies.append("set `stream` to true")
+        remedies += ", or set {stream} to true"
     raise RequestError(
-        f"up to {of_answers + of_prompts} log-probabilities are asked for "
-        f"({' and '.join(parts)}), a whole answer may hold {MAX_SCORES}: "
-        f"{', or '.join(remedies)}",
-        param=likely if of_answers >= of_prompts else of_prompt,
+        "up to {} log-probabilities are asked for ({}), a whole answer may hold {}: " + remedies,
+        (of_answers + of_prompts, " and ".join(parts), MAX_SCORES),
+        param=FieldPath(likely if of_answers >= of_prompts else of_prompt),
     )
 
 

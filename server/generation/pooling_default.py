@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from server.errors import UnsupportedParameter
+from server.errors import FieldPath, UnsupportedParameter
 
 Kind = Literal["last", "mean"]
 KIND_OF_MODE: dict[str, Kind] = {
@@ -51,9 +51,9 @@ def pooling_of(directory: str, wanted: str, asked: Kind | None, remedy: str = RE
     default = read_default(directory)
     if default.problem:
         raise UnsupportedParameter(
-            f"the pooling of this model is not supported by this server ({default.problem}): "
-            f"{remedy}",
-            param="pooling",
+            "the pooling of this model is not supported by this server ({}): {}",
+            (default.problem, remedy),
+            param=FieldPath("pooling"),
         )
     return default.kind
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, LiteralString, NamedTuple, TypeVar
 
 from runtime.messages import MAX_BANNED_TOKENS, Ready, SamplingParams
 from server.apis.openai.sampling_schema import INT64, SamplingBody, token_biases
-from server.errors import ContextTooLong, RequestError
-from server.prompt.tokenizer import ChatTokenizer
+from server.errors import ContextTooLong, FieldPath, RequestError
+from server.prompt.tokenizer import ChatTokenizer, SamplingDefaults
 
 Sequences = tuple[tuple[int, ...], ...]
 
@@ -27,10 +27,10 @@ def banned_sequences(words: list[str] | None, tokenizer: ChatTokenizer) -> Seque
     found = [tuple(entry.ids) for entry in encoded]
     for place, ids in enumerate(found):
         if not ids or len(ids) > MAX_BANNED_TOKENS:
-            param = f"bad_words[{place // 2}]"
+            param = FieldPath("bad_words", place // 2)
             raise RequestError(
-                f"`{param}` is {len(ids)} tokens: it must be 1 to {MAX_BANNED_TOKENS}, shorten it",
-                param=param,
+                "{} is {} tokens: it must be 1 to {}, shorten it",
+                (param, len(ids), MAX_BANNED_TOKENS),
             )
     return tuple(dict.fromkeys(found))
 
@@ -43,14 +43,12 @@ def check_token_sets(body: SamplingBody, banned: Sequences, stop_ids: tuple[int,
     alone = {ids[0] for ids in banned if len(ids) == 1}
     if allowed <= alone:
         raise RequestError(
-            "`bad_words` bans every one of the `allowed_token_ids`: allow another token",
-            param="bad_words",
+            "{bad_words} bans every one of the {allowed_token_ids}: allow another token"
         )
     if body.min_tokens and allowed <= alone.union(stop_ids):
         raise RequestError(
-            "`allowed_token_ids` holds only tokens that end the answer, which `min_tokens` "
-            "forbids at first: allow another token or leave `min_tokens` out",
-            param="allowed_token_ids",
+            "{allowed_token_ids} holds only tokens that end the answer, which {min_tokens} "
+            "forbids at first: allow another token or leave {min_tokens} out"
         )
 
 
@@ -77,15 +75,14 @@ def sampling_params(
         top_k, top_p = 1, 1.0
     stop_ids = _stop_ids(body, tokenizer, ready.vocab_size)
     banned = banned_sequences(body.bad_words, tokenizer)
-    check_token_ids(body.allowed_token_ids or [], ready.vocab_size, "allowed_token_ids")
+    check_token_ids(body.allowed_token_ids or [], ready.vocab_size, FieldPath("allowed_token_ids"))
     check_token_sets(body, banned, stop_ids)
     reported = body.reported_ids()
-    check_token_ids(reported, ready.vocab_size, "logprob_token_ids")
+    check_token_ids(reported, ready.vocab_size, FieldPath("logprob_token_ids"))
     min_tokens = body.min_tokens or 0
     if min_tokens > max_tokens:
         raise RequestError(
-            f"`min_tokens` is {min_tokens}: it must be at most `max_tokens`, here {max_tokens}",
-            param="min_tokens",
+            "{min_tokens} is {}: it must be at most {max_tokens}, here {}", (min_tokens, max_tokens)
         )
     return SamplingParams(
         max_tokens=max_tokens,
@@ -117,7 +114,7 @@ def _first_set(asked: N | None, recommended: N | None, default: N) -> N:
 
 def _stop_ids(body: SamplingBody, tokenizer: ChatTokenizer, vocab_size: int) -> tuple[int, ...]:
     asked = body.stop_token_ids or []
-    check_token_ids(asked, vocab_size, "stop_token_ids")
+    check_token_ids(asked, vocab_size, FieldPath("stop_token_ids"))
     return tuple(dict.fromkeys([*eos_ids_of(body, tokenizer), *asked]))
 
 
@@ -126,51 +123,57 @@ def eos_ids_of(body: SamplingBody, tokenizer: ChatTokenizer) -> tuple[int, ...]:
     return () if body.ignore_eos else tokenizer.eos_ids
 
 
-def check_token_ids(tokens: list[int], vocab_size: int, param: str) -> None:
+def check_token_ids(tokens: list[int], vocab_size: int, param: FieldPath) -> None:
     """Raises RequestError naming the first id that the model does not have."""
     if tokens and (min(tokens) < 0 or max(tokens) >= vocab_size):
         wrong = next(token for token in tokens if not 0 <= token < vocab_size)
         raise RequestError(
-            f"`{param}` holds {wrong}, which is not a token id of this model: ids run from 0 to "
-            f"{vocab_size - 1}",
-            param=param,
+            "{} holds {}, which is not a token id of this model: ids run from 0 to {}",
+            (param, wrong, vocab_size - 1),
         )
 
 
-def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: str) -> None:
+def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: FieldPath) -> None:
     """Raises ContextTooLong for a text that exceeds the context however it is tokenized."""
-    least = num_chars // tokenizer.longest_token
-    if least > ready.max_model_len:
+    least, limit = num_chars // tokenizer.longest_token, ready.max_model_len
+    if least > limit:
+        prompt, where = _prompt(param)
         raise ContextTooLong(
-            f"{_prompt(param)} has {num_chars} characters, at least {least} tokens, over the "
-            f"maximum context length {ready.max_model_len}: shorten the prompt",
+            prompt + " has {} characters, at least {} tokens, over the maximum context length {}: "
+            "shorten the prompt",
+            (*where, num_chars, least, limit),
             param=param,
         )
 
 
-def fit_to_context(prompt_len: int, wanted: int | None, limit: int, model: str, param: str) -> int:
+def fit_to_context(
+    prompt_len: int, wanted: int | None, limit: int, model: str, param: FieldPath
+) -> int:
     """The number of tokens to generate; all that fit if the caller did not say.
 
     Raises RequestError for an empty prompt, ContextTooLong if prompt and answer exceed `limit`.
     """
+    prompt, where = _prompt(param)
     if prompt_len == 0:
-        raise RequestError(f"{_prompt(param)} has no tokens: send some text", param=param)
+        raise RequestError(prompt + " has no tokens: send some text", where, param=param)
     if wanted is None and prompt_len < limit:
         return limit - prompt_len
     if prompt_len + (wanted or 0) <= limit and prompt_len < limit:
         return wanted or 0
-    asked = "" if wanted is None else f" and `max_tokens` is {wanted}"
-    remedy = "shorten the prompt" + ("" if wanted is None else " or lower `max_tokens`")
+    asked = "" if wanted is None else " and {max_tokens} is {}"
+    remedy = "" if wanted is None else " or lower {max_tokens}"
+    sizes = [prompt_len, limit] if wanted is None else [prompt_len, wanted, limit]
     raise ContextTooLong(
-        f"{_prompt(param)} has {prompt_len} tokens{asked}, over the maximum context length {limit} "
-        f"of {model}: {remedy}",
+        f"{prompt} has {{}} tokens{asked}, over the maximum context length {{}} of {{}}: shorten "
+        f"the prompt{remedy}",
+        (*where, *sizes, model),
         param=param,
     )
 
 
-def _prompt(param: str) -> str:
-    """The prompt of a message, by its field where a request may have several."""
-    return f"the prompt `{param}`" if param.endswith("]") else "the prompt"
+def _prompt(param: FieldPath) -> tuple[LiteralString, tuple[FieldPath, ...]]:
+    """The prompt of a message, by its field where a request may have several, and that field."""
+    return ("the prompt {}", (param,)) if isinstance(param[-1], int) else ("the prompt", ())
 
 
 class Truncation(NamedTuple):

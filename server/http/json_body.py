@@ -21,7 +21,7 @@ CHUNK_BYTES = 1 << 18
 STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # where nothing is escaped; the last one may go on
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
+def read_json(raw: bytes, what: str = "the body") -> dict[str, Any]:
     """Parse a request body.  Raises RequestError (code invalid_json) that says where it broke.
 
     Nothing else runs in this process while a body is parsed: so it has few enough values for that
@@ -29,29 +29,30 @@ def read_json(raw: bytes) -> dict[str, Any]:
     """
     brackets = raw.count(b"[") + raw.count(b"{")
     if brackets > MAX_BRACKETS or raw.count(b",") > MAX_VALUES:
-        _check_structure(raw)
+        _check_structure(raw, what)
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise _json_error(raw, error) from None
+        raise _json_error(raw, what, error) from None
     if brackets > MAX_DEPTH:
-        _check_depth(value)
+        _check_depth(value, what)
     if kind_of(value) != "object":
         raise RequestError(
-            f"the body is a JSON {kind_of(value)}: send a JSON object", code="invalid_type"
+            "{} is a JSON {}: send a JSON object", (what, kind_of(value)), code="invalid_type"
         )
     return fields_of(value)
 
 
-def _check_structure(raw: bytes) -> None:
+def _check_structure(raw: bytes, what: str) -> None:
     brackets, commas = structure(raw)
-    for count, limit, what in (
+    for count, limit, unit in (
         (brackets, MAX_BRACKETS, "objects and arrays"),
         (commas, MAX_VALUES, "values"),
     ):
         if count > limit:
             raise RequestError(
-                f"the body has {count} {what}, at most {limit} are taken: send less in one request",
+                "{} has {} {}, at most {} are taken: send less in one request",
+                (what, count, unit, limit),
                 code="invalid_json",
             )
 
@@ -73,32 +74,34 @@ def structure(raw: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, int]:
     return brackets, commas
 
 
-def _json_error(raw: bytes, error: orjson.JSONDecodeError) -> RequestError:
+def _json_error(raw: bytes, what: str, error: orjson.JSONDecodeError) -> RequestError:
     if not raw:
-        return RequestError("the body is empty: send a JSON object", code="invalid_json")
+        return RequestError("{} is empty: send a JSON object", what, code="invalid_json")
     try:
         raw.decode()
     except UnicodeDecodeError as broken:
         return RequestError(
-            f"the body is not valid UTF-8 at byte {broken.start}: encode it as UTF-8",
+            "{} is not valid UTF-8 at byte {}: encode it as UTF-8",
+            (what, broken.start),
             code="invalid_json",
         )
     if "depth" in error.msg or "recursion" in error.msg:
-        return _too_deep()
+        return _too_deep(what)
     return RequestError(
-        f"the body is not valid JSON: {error.msg} (line {error.lineno} column {error.colno}); "
-        "numbers must be finite and strings free of lone surrogates",
+        "{} is not valid JSON: {} (line {} column {}); numbers must be finite and strings "
+        "free of lone surrogates",
+        (what, error.msg, error.lineno, error.colno),
         code="invalid_json",
     )
 
 
-def _too_deep() -> RequestError:
+def _too_deep(what: str) -> RequestError:
     return RequestError(
-        f"the body is nested deeper than {MAX_DEPTH} levels: flatten it", code="invalid_json"
+        "{} is nested deeper than {} levels: flatten it", (what, MAX_DEPTH), code="invalid_json"
     )
 
 
-def _check_depth(value: object) -> None:
+def _check_depth(value: object, what: str) -> None:
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         level = [
@@ -109,7 +112,7 @@ def _check_depth(value: object) -> None:
         ]
         if not level:
             return
-    raise _too_deep()
+    raise _too_deep(what)
 
 
 T = TypeVar("T")
@@ -129,7 +132,7 @@ async def read_checked(request: Request, check: Callable[[dict[str, Any]], T]) -
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise UnsupportedMediaType(
-            f"the content type is `{kind[:60] or 'not given'}`: send `application/json`"
+            "the content type is `{}`: send `application/json`", kind[:60] or "not given"
         )
     return await read_any(request, check)
 

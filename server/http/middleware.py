@@ -205,7 +205,7 @@ class Bounds:
 
     def _full(self, reason: Reason, message: str) -> tuple[int, str, str, Headers]:
         self._state.metrics.rejected(reason)
-        refusal = full(reason, message)
+        refusal = full(reason, "{}", message)
         headers = [(name.encode(), text.encode()) for name, text in refusal.headers().items()]
         return refusal.status, refusal.message, refusal.code, [*CLOSE, *headers]
 

@@ -50,6 +50,5 @@ def page_of(entries: list[dict[str, Any]], query: PageQuery, what: str) -> dict[
 
 def unknown_place(after: str, what: str) -> RequestError:
     return RequestError(
-        f"`after` is {after}, which is no {what}: use the `last_id` of an earlier page",
-        param="after",
+        "{after} is {}, which is no {}: use the `last_id` of an earlier page", (after, what)
     )

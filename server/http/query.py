@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.datastructures import QueryParams
 
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import Body, fields_of, items_of, parse
 
 Q = TypeVar("Q", bound=Body)
@@ -42,14 +42,15 @@ def parse_query(model: type[Q], query: QueryParams) -> Q:
             fields.setdefault("include", []).extend(values)
         elif len(values) > 1:
             raise RequestError(
-                f"`{name[:64]}` is given {len(values)} times: send it once", param=name[:64]
+                "{} is given {} times: send it once", (FieldPath(name[:64]), len(values))
             )
         elif entry is not None:
             if not entry[1] or "][" in entry[1]:  # a list, or an object in the object
                 raise RequestError(
-                    f"`{name[:64]}` is no entry of metadata, which are texts by name: send "
+                    "`{}` is no entry of metadata, which are texts by name: send "
                     "`metadata[key]=value`",
-                    param="metadata",
+                    name[:64],
+                    param=FieldPath("metadata"),
                     code="invalid_type",
                 )
             fields.setdefault("metadata", {})[entry[1]] = values[0]
@@ -88,8 +89,8 @@ def _value(name: str, text: str, schema: Mapping[str, Any]) -> object:
             return WORDS[text.lower()]
         case "object":
             raise RequestError(
-                f"`{name}` is an object: send each of its entries as `{name}[key]=value`",
-                param=name,
+                "{} is an object: send each of its entries as `{}[key]=value`",
+                (FieldPath(name), name),
                 code="invalid_type",
             )
         case _:
@@ -103,5 +104,5 @@ def _wrong(
     default = schema["default"]
     remedy = "leave it out" if default is None else f"leave it out for {default}"
     return RequestError(
-        f"`{name}` is {value}: it must be {expected}; or {remedy}", param=name, code=code
+        "{} is {}: it must be {}; or {}", (FieldPath(name), value, expected, remedy), code=code
     )

@@ -10,7 +10,13 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticKnownError
 
-from server.errors import RequestError, UnknownParameter, UnsupportedParameter
+from server.errors import (
+    FieldPath,
+    MissingParameter,
+    RequestError,
+    UnknownParameter,
+    UnsupportedParameter,
+)
 
 MAX_FIELDS = 128  # of one object
 MAX_MESSAGES = 16384  # of one conversation
@@ -88,7 +94,7 @@ def parse(
             fields = {key: value for key, value in fields.items() if key != name}
         elif name in fields:
             raise UnsupportedParameter(
-                f"`{name}` is not supported by this server: {entry.remedy}", param=name
+                "{} is not supported by this server: {}", (FieldPath(name), entry.remedy)
             )
     try:
         return model.model_validate(fields)
@@ -96,15 +102,10 @@ def parse(
         raise _field_error(model, error.errors(include_url=False)[0]) from None
 
 
-def path_of(location: Sequence[str | int]) -> str:
-    """A field's path as OpenAI writes it: messages[0].content."""
-    path = ""
-    for step in location:
-        if isinstance(step, int):
-            path += f"[{step}]"
-        elif not step.startswith(TAG) and step != "[key]":
-            path += f".{step[:MAX_NAME]}" if path else step[:MAX_NAME]
-    return path
+def path_of(location: Sequence[str | int]) -> FieldPath:
+    """The field of a pydantic error."""
+    steps = [step[:MAX_NAME] if isinstance(step, str) else step for step in location]
+    return FieldPath(*(step for step in steps if not str(step).startswith(TAG) and step != "[key]"))
 
 
 def kind_of(value: object) -> str:
@@ -160,45 +161,43 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
     kind, value = error["type"], error["input"]
     context: dict[str, Any] = error.get("ctx", {})
     if kind == "missing":
-        return RequestError(
-            f"`{path}` is required: add it", param=path or None, code="missing_required_parameter"
-        )
+        return MissingParameter("{} is required: add it", path)
     if kind == "extra_forbidden":
-        return UnknownParameter(_unknown(model, path), param=path)
+        return _unknown(model, path)
     if kind in EXPECTED or kind == WRONG_KIND:
         expected = EXPECTED.get(kind, error["msg"])
         if kind == "int_type" and _is_large(value):
             expected += " of at most 64 bits"
         return RequestError(
-            f"`{path}` must be {expected}, not {_short_json(value)}",
-            param=path,
-            code="invalid_type",
+            "{} must be {}, not {}", (path, expected, _short_json(value)), code="invalid_type"
         )
     if kind in LIMITS:
         key, words = LIMITS[kind]
         limit = context[key] if isinstance(context[key], int) else f"{context[key]:g}"
-        message = f"`{path}` is {_short_json(value)}: it must be {words} {limit}"
-    elif kind in LENGTHS:
+        return RequestError("{} is {}: it must be {} {}", (path, _short_json(value), words, limit))
+    if kind in LENGTHS:
         key, words, unit = LENGTHS[kind]
-        name = f"`{path}`" if path else "the body"
-        message = f"{name} has {len(value)} {unit}: send {words} {context[key]}"
-    elif kind == "literal_error":
-        message = f"`{path}` is {_short_json(value)}: it must be {context['expected']}"
-    elif kind == "string_pattern_mismatch":
+        size = f"{len(value)} {unit}"
+        return RequestError(
+            "{} has {}: send {} {}", (path or "the body", size, words, context[key])
+        )
+    if kind == "literal_error":
+        return RequestError(
+            "{} is {}: it must be {}", (path, _short_json(value), context["expected"])
+        )
+    if kind == "string_pattern_mismatch":
         words = PATTERNS.get(context["pattern"], f"what fits {context['pattern']}")
-        message = f"`{path}` is {_short_json(value)}: it may have only {words}; rename it"
-    elif kind == "finite_number":
-        message = f"`{path}` must be a finite number"
-    else:
-        message = f"`{path}`: {error['msg']}"
-    return RequestError(message, param=path or None, code="invalid_value")
+        template = "{} is {}: it may have only {}; rename it"
+        return RequestError(template, (path, _short_json(value), words))
+    if kind == "finite_number":
+        return RequestError("{} must be a finite number", path)
+    return RequestError("{}: {}", (path, error["msg"]))
 
 
-def _unknown(model: type[Body], path: str) -> str:
-    name = path.rsplit(".", 1)[-1]
-    close = difflib.get_close_matches(name, model.model_fields, n=1, cutoff=0.75)
+def _unknown(model: type[Body], path: FieldPath) -> UnknownParameter:
+    close = difflib.get_close_matches(str(path[-1]), model.model_fields, n=1, cutoff=0.75)
     remedy = f"did you mean `{close[0]}`?" if close else "remove it"
-    return f"`{path}` is not a parameter of this route: {remedy}"
+    return UnknownParameter("{} is not a parameter of this route: {}", (path, remedy))
 
 
 def _is_large(value: object) -> bool:

@@ -18,13 +18,14 @@ from jinja2.nodes import CallBlock
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
 
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.prompt.template_sandbox import TemplateSandbox, in_time, time_limit
 
 MAX_SECONDS = 10.0
+MESSAGES = FieldPath("messages")
 BLANK = "\t"  # behind the marker: it stays where the template does not trim contents
 UNCONTINUED = (
-    "`continue_final_message` needs a final message whose content the template prints as it is: "
+    "{continue_final_message} needs a final message whose content the template prints as it is: "
     "give it some text"
 )
 
@@ -127,29 +128,31 @@ class ChatTemplate:
                     length += len(chunk)
                     if length > max_chars:
                         raise RequestError(
-                            f"the chat template made more than {max_chars} characters of the "
-                            "messages: shorten them",
-                            param="messages",
+                            "the chat template made more than {} characters of the messages: "
+                            "shorten them",
+                            max_chars,
+                            param=MESSAGES,
                         )
                     in_time()
         except RequestError:
             raise
         except TimeoutError:
             raise RequestError(
-                f"the model's chat template took over {MAX_SECONDS:g} s: shorten the messages, or "
-                "start the server with another --chat-template",
-                param="messages",
+                "the model's chat template took over {:g} s: shorten the messages, or start the "
+                "server with another --chat-template",
+                MAX_SECONDS,
+                param=MESSAGES,
             ) from None
         except TemplateError as error:
             raise RequestError(
-                f"the model's chat template refuses the messages: {error.message}",
-                param="messages",
+                "the model's chat template refuses the messages: {}", error.message, param=MESSAGES
             ) from None
         except Exception as error:  # whatever template code can raise is the messages' fault here
             raise RequestError(
-                f"the model's chat template cannot render the messages ({type(error).__name__}): "
-                "check roles, their order and the contents",
-                param="messages",
+                "the model's chat template cannot render the messages ({}): check roles, their "
+                "order and the contents",
+                type(error).__name__,
+                param=MESSAGES,
             ) from error
         return "".join(chunks)
 
@@ -158,7 +161,7 @@ def _final_text(message: Mapping[str, Any]) -> str:
     """The text that the model continues.  Raises RequestError if there is none."""
     text = str(message.get("content") or "")
     if not text.strip():
-        raise RequestError(UNCONTINUED, param="continue_final_message")
+        raise RequestError(UNCONTINUED)
     return text
 
 
@@ -172,5 +175,5 @@ def _cut_at(text: str, marker: str, final: str) -> str:
     if not text.startswith(marker + BLANK, place):
         before = before.rstrip()
     if not before.rstrip().endswith(final.strip()):
-        raise RequestError(UNCONTINUED, param="continue_final_message")
+        raise RequestError(UNCONTINUED)
     return before

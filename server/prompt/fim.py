@@ -43,9 +43,9 @@ def prompt_with_gap(before: str, after: str, tokenizer: ChatTokenizer, model: st
     form = fill_format(tokenizer)
     if form is None:
         raise UnsupportedParameter(
-            f"`suffix`: the model `{model[:100]}` has no tokens for filling a gap: put everything "
-            "into `prompt`",
-            param="suffix",
+            "{suffix}: the model `{}` has no tokens for filling a gap: put everything into "
+            "{prompt}",
+            model[:100],
         )
     first, second = form.before + before, form.after + after
     if form.after_first:

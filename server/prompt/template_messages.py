@@ -9,7 +9,7 @@ from pydantic_core import from_json
 
 from server.apis.openai.chat_schema import ChatRequest, Message, ToolCall
 from server.apis.openai.tools_schema import Tool
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.tokenizer import ChatTokenizer
 
@@ -21,47 +21,42 @@ SWITCH = "enable_thinking"  # of templates that switch reasoning on or off, with
 def check_messages(messages: Sequence[Message]) -> None:
     """What each role must and must not bring.  Raises RequestError with the field's path."""
     for index, message in enumerate(messages):
-        _check_message(message, f"messages[{index}]")
+        _check_message(message, FieldPath("messages", index))
 
 
-def _check_message(message: Message, path: str) -> None:
+def _check_message(message: Message, path: FieldPath) -> None:
     role = message.role
     if role != "assistant" and message.reasoning_text():
         name = "reasoning_content" if message.reasoning_content else "reasoning"
-        raise _misplaced(f"{path}.{name}", "assistant", role)
+        raise _misplaced(path / name, "assistant", role)
     if message.refusal and (role != "assistant" or message.content):
         raise RequestError(
-            f"`{path}.refusal` stands in place of the `content` of role assistant: send one of the "
-            "two",
-            param=f"{path}.refusal",
+            "{} stands in place of the `content` of role assistant: send one of the two",
+            path / "refusal",
         )
     if role == "assistant":
         if message.text() is None and not message.tool_calls:
-            raise RequestError(
-                f"`{path}` of role assistant has neither `content` nor `tool_calls`: add one",
-                param=f"{path}.content",
-                code="missing_required_parameter",
+            raise MissingParameter(
+                "{} of role assistant has neither `content` nor `tool_calls`: add one",
+                path,
+                param=path / "content",
             )
     elif message.content is None:
-        raise _missing(f"{path}.content", role)
+        raise _missing(path / "content", role)
     elif message.tool_calls:
-        raise _misplaced(f"{path}.tool_calls", "assistant", role)
+        raise _misplaced(path / "tool_calls", "assistant", role)
     if role == "tool" and message.tool_call_id is None:
-        raise _missing(f"{path}.tool_call_id", role)
+        raise _missing(path / "tool_call_id", role)
     if role != "tool" and message.tool_call_id is not None:
-        raise _misplaced(f"{path}.tool_call_id", "tool", role)
+        raise _misplaced(path / "tool_call_id", "tool", role)
 
 
-def _misplaced(path: str, owner: str, role: str) -> RequestError:
-    return RequestError(f"`{path}` belongs to role {owner}, not {role}: remove it", param=path)
+def _misplaced(path: FieldPath, owner: str, role: str) -> RequestError:
+    return RequestError("{} belongs to role {}, not {}: remove it", (path, owner, role))
 
 
-def _missing(path: str, role: str) -> RequestError:
-    return RequestError(
-        f"`{path}` is required for role {role}: add it",
-        param=path,
-        code="missing_required_parameter",
-    )
+def _missing(path: FieldPath, role: str) -> RequestError:
+    return MissingParameter("{} is required for role {}: add it", (path, role))
 
 
 def template_messages(
@@ -83,9 +78,9 @@ def template_messages(
             role = "system"  # OpenAI's newer name for the same thing
         if role == "tool" and not knows("tool"):
             raise RequestError(
-                f"`messages[{index}].role` is tool, which this model's chat template has no place "
-                "for: put the result into a user message",
-                param=f"messages[{index}].role",
+                "{} is tool, which this model's chat template has no place for: put the result "
+                "into a user message",
+                FieldPath("messages", index, "role"),
             )
         entry: dict[str, Any] = {"role": role, "content": message.text()}
         if message.name is not None:
@@ -95,16 +90,15 @@ def template_messages(
         if message.reasoning_text() and template is not None:
             entry |= _reasoning_of(message, template)
         if message.tool_calls:
-            path = f"messages[{index}].tool_calls"
+            path = FieldPath("messages", index, "tool_calls")
             if not knows("tool_calls"):
                 raise RequestError(
-                    f"`{path}`: this model's chat template has no place for tool calls: put them "
-                    "into the content",
-                    param=path,
+                    "{}: this model's chat template has no place for tool calls: put them into "
+                    "the content",
+                    path,
                 )
             entry["tool_calls"] = [
-                _tool_call(call, f"{path}[{place}]")
-                for place, call in enumerate(message.tool_calls)
+                _tool_call(call, path / place) for place, call in enumerate(message.tool_calls)
             ]
         plain.append(entry)
     return plain
@@ -118,9 +112,8 @@ def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict
     template = tokenizer.template
     if tools and template is not None and not template.mentions("tools"):
         raise UnsupportedParameter(
-            "`tools`: this model's chat template has no place for tools, so that it was not "
-            "trained to call them: leave `tools` out, or serve a model that calls tools",
-            param="tools",
+            "{tools}: this model's chat template has no place for tools, so that it was not "
+            "trained to call them: leave {tools} out, or serve a model that calls tools"
         )
     # Without copies of the schemas, which may be large.
     return [
@@ -155,15 +148,14 @@ def unseen_chars(messages: Sequence[Message]) -> int:
     )
 
 
-def _tool_call(call: ToolCall, path: str) -> dict[str, Any]:
+def _tool_call(call: ToolCall, path: FieldPath) -> dict[str, Any]:
     # Templates print the arguments as JSON themselves, so they get them parsed.
     try:
         # Unlike orjson it keeps integers that 64 bits do not hold.
         arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(
-            f"`{path}.function.arguments` is not valid JSON: {error}",
-            param=f"{path}.function.arguments",
+            "{} is not valid JSON: {}", (path / "function" / "arguments", error)
         ) from None
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
@@ -182,17 +174,17 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
         variables = _variable(name, level, template)
         for twice in {name, *variables}.intersection(options):
             raise RequestError(
-                f"`chat_template_kwargs.{twice}` says what `{name}` says: leave one of them out",
-                param=name,
+                "{} says what {} says: leave one of them out",
+                (FieldPath("chat_template_kwargs", twice), FieldPath(name)),
+                param=FieldPath(name),
             )
         options |= variables
     for key, value in options.items():
         # null and false have no effect where the template does not read them.
         if value is not None and value is not False and not template.mentions(key):
             raise UnsupportedParameter(
-                f"`chat_template_kwargs.{key}` is nothing that this model's chat template knows: "
-                "leave it out",
-                param=f"chat_template_kwargs.{key}",
+                "{} is nothing that this model's chat template knows: leave it out",
+                FieldPath("chat_template_kwargs", key),
             )
     return options
 
@@ -205,7 +197,6 @@ def _variable(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:
     if value in HARMLESS[name]:
         return {}
     raise UnsupportedParameter(
-        f"`{name}` is {value}: this model's chat template has no place for it; use "
-        f"{' or '.join(HARMLESS[name])}, or leave it out",
-        param=name,
+        "{} is {}: this model's chat template has no place for it; use {}, or leave it out",
+        (FieldPath(name), value, " or ".join(HARMLESS[name])),
     )

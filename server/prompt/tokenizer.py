@@ -202,9 +202,8 @@ class ChatTokenizer:
         """The text of a conversation.  Raises RequestError if the template cannot render it."""
         if self.template is None:
             raise RequestError(
-                "this model has no chat template, so it cannot take `messages`: use "
+                "this model has no chat template, so it cannot take {messages}: use "
                 "/v1/completions with a `prompt`",
-                param="messages",
                 code="no_chat_template",
             )
         if self.control_tokens is not None:

@@ -11,11 +11,12 @@ import orjson
 from server.constrained.grammar_text import (
     Grammar,
     GrammarLiterals,
+    Path,
     escaped,
     literal,
     with_whitespace,
 )
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import fields_of, items_of, kind_of
 from server.tool_calls.format_types import ArgumentForm, CallForm
 from server.tool_calls.parser.values import argument_kinds
@@ -33,10 +34,10 @@ class CallRules:
     literals: GrammarLiterals
     rules: list[str] = field(default_factory=list[str])
     grammars: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    schemas: dict[str, Schema] = field(default_factory=dict[str, Schema])  # by path
+    schemas: list[tuple[Path, Schema]] = field(default_factory=list[tuple[Path, Schema]])
     repeated: int = 0  # bytes of definitions in these grammars
 
-    def add_json(self, rule: str, schema: Schema, key: str, path: str) -> None:
+    def add_json(self, rule: str, schema: Schema, key: str, path: FieldPath) -> None:
         """Add a grammar of this name for the JSON of one argument of `schema`, which is at `path`.
 
         An argument that refers to definitions gets a copy of them.
@@ -49,23 +50,25 @@ class CallRules:
             shared = {}
         if self.repeated > MAX_REPEATED:
             raise RequestError(
-                f"the definitions of `{path}` are repeated for each argument that refers to them, "
-                f"which makes more than {MAX_REPEATED} bytes: write small ones in place of $ref",
-                param=path,
+                "the definitions of {} are repeated for each argument that refers to them, which "
+                "makes more than {} bytes: write small ones in place of $ref",
+                (path, MAX_REPEATED),
             )
-        self.add_schema(rule, with_whitespace({**shared, **value}), f"{path}.properties.{key}")
+        self.add_schema(rule, with_whitespace({**shared, **value}), path / "properties" / key)
 
-    def add_schema(self, rule: str, schema: Schema, path: str) -> None:
+    def add_schema(self, rule: str, schema: Schema, path: FieldPath) -> None:
         self.grammars.append({"name": rule, "json_schema": schema})
-        self.schemas[path] = schema
+        self.schemas.append((path, schema))
 
     def grammar(self, *rules: str) -> Grammar:
         """The grammar that begins with these rules."""
         lark = "\n".join([*rules, *self.rules])
-        return Grammar([{"lark_grammar": lark}, *self.grammars], self.schemas, "tools")
+        return Grammar([{"lark_grammar": lark}, *self.grammars], self.schemas, ("tools",))
 
 
-def arguments(calls: CallRules, name: str, schema: Schema, path: str, form: ArgumentForm) -> str:
+def arguments(
+    calls: CallRules, name: str, schema: Schema, path: FieldPath, form: ArgumentForm
+) -> str:
     """An expression for all arguments of a call, in the order of the schema; its rules are added.
 
     name   what the rules' names begin with
@@ -123,7 +126,7 @@ FREE_RULES = (
 )
 
 
-def python_arguments(calls: CallRules, name: str, schema: Schema, path: str) -> str:
+def python_arguments(calls: CallRules, name: str, schema: Schema, path: FieldPath) -> str:
     """An expression for all arguments of a call, in the order of the schema; its rules are added.
 
     name   what the rules' names begin with
@@ -136,9 +139,9 @@ def python_arguments(calls: CallRules, name: str, schema: Schema, path: str) -> 
     for place, (key, value) in enumerate(properties.items()):
         if not key.isidentifier():
             raise UnsupportedParameter(
-                f"`{path}.properties` has {key[:64]!r}: this model writes calls as Python, where "
-                "an argument's name has letters, digits and _ only; rename it",
-                param=f"{path}.properties",
+                "{} has {!r}: this model writes calls as Python, where an argument's name has "
+                "letters, digits and _ only; rename it",
+                (path / "properties", key[:64]),
             )
         rule = f"{name}_{place}"
         calls.add_json(rule, schema, key, path)

@@ -14,7 +14,7 @@ from server.apis.openai.tools_schema import INPUT, Tool
 from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
 from server.constrained.json_schema import check_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
-from server.errors import UnsupportedParameter
+from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
 from server.tool_calls.format_types import ArgumentForm, CallForm, ToolFormat, written_form
 
@@ -61,11 +61,11 @@ def tool_grammar(
 
 
 def _unenforceable(body: ChatRequest) -> UnsupportedParameter:
-    what = "`tool_choice`" if body.must_call() else "`strict` tools, or tools with a format,"
+    what = "{tool_choice}" if body.must_call() else "`strict` tools, or tools with a format,"
     return UnsupportedParameter(
-        f"{what} cannot be enforced for this model: how it writes calls is not known; use "
+        what + " cannot be enforced for this model: how it writes calls is not known; use "
         '"auto" and functions that are not strict, or start the server with --tool-format',
-        param="tool_choice" if body.must_call() else "tools",
+        param=FieldPath("tool_choice" if body.must_call() else "tools"),
     )
 
 
@@ -79,7 +79,7 @@ def _rules(
     calls = CallRules(form, literals)
     calls.rules.append("call: " + " | ".join(f"call{index}" for index, _ in tools))
     for index, tool in tools:
-        path = f"tools[{index}].function.parameters"
+        path = FieldPath("tools", index, "function", "parameters")
         bound = all_strict or bool(tool.function.strict)
         checked = strict_schema if tool.function.strict else check_schema
         schema = checked(tool.function.parameters or {}, path) if bound else None
@@ -96,7 +96,7 @@ def _rules(
     return calls
 
 
-def _arguments(calls: CallRules, index: int, schema: dict[str, Any] | None, path: str) -> str:
+def _arguments(calls: CallRules, index: int, schema: dict[str, Any] | None, path: FieldPath) -> str:
     """An expression from the arguments to the end of a call; its rules are added to `calls`.
 
     schema  None: the arguments are free
@@ -124,11 +124,11 @@ def _lark_input(calls: CallRules, index: int, lark: str) -> str:
     """
     form, literals = calls.form, calls.literals
     if not isinstance(form.arguments, ArgumentForm):
-        path = f"tools[{index}].custom.format.grammar.syntax"
+        path = FieldPath("tools", index, "custom", "format", "grammar", "syntax")
         raise UnsupportedParameter(
-            f"`{path}` is lark, which cannot be enforced inside of the strings in which this model "
+            "{} is lark, which cannot be enforced inside of the strings in which this model "
             "writes its calls: use regex, or the format text",
-            param=path,
+            path,
         )
     begin = literals.of(form.arguments.text.replace("KEY", INPUT))
     end = literals.of(form.arguments.json_end + form.arguments.close + form.end)
@@ -157,7 +157,7 @@ def _only_calls(
             start = "start: calls | @instead"
             others = [{**first, "name": "instead"}, *others]
         calls.grammars += others
-        calls.schemas |= instead.schemas
+        calls.schemas += instead.schemas
     opens = f"{literals.of(form.opens)} {literals.of(form.head)}"
     section = f"section: {opens} {_section(calls, max_calls)}"
     return calls.grammar(start, f"calls: section{more}", section)

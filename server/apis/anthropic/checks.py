@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
 from server.apis.openai.sampling_schema import LATER
 from server.apis.openai.tools_schema import MAX_TOOLS
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of
 
 OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
@@ -25,13 +25,12 @@ def check_turns(messages: Sequence[MessageParam]) -> None:
     for index, message in enumerate(messages):
         after_text = False
         for place, block in enumerate(message.blocks()):
-            path = f"messages[{index}].content[{place}]"
+            path = FieldPath("messages", index, "content", place)
             owner = OWNERS.get(block.type, message.role)
             if owner != message.role:
                 raise RequestError(
-                    f"`{path}` is a {block.type} block, which belongs to role {owner}, not "
-                    f"{message.role}: move it",
-                    param=path,
+                    "{} is a {} block, which belongs to role {}, not {}: move it",
+                    (path, block.type, owner, message.role),
                 )
             if isinstance(block, ToolUseBlock):
                 called.add(block.id)
@@ -40,17 +39,18 @@ def check_turns(messages: Sequence[MessageParam]) -> None:
             after_text = after_text or block.type == "text"
 
 
-def _check_result(block: ToolResultBlock, path: str, after_text: bool, called: set[str]) -> None:
+def _check_result(
+    block: ToolResultBlock, path: FieldPath, after_text: bool, called: set[str]
+) -> None:
     if block.tool_use_id not in called:
         raise RequestError(
-            f"`{path}.tool_use_id` is {block.tool_use_id[:60]}, which no earlier tool_use block "
-            "has: send the assistant's message with it first",
-            param=f"{path}.tool_use_id",
+            "{} is {}, which no earlier tool_use block has: send the assistant's message with it "
+            "first",
+            (path / "tool_use_id", block.tool_use_id[:60]),
         )
     if after_text:
         raise RequestError(
-            f"`{path}` is a tool_result block after a text block: put the results first",
-            param=path,
+            "{} is a tool_result block after a text block: put the results first", path
         )
 
 
@@ -59,44 +59,43 @@ def refuse_known(fields: dict[str, Any]) -> None:
     for count, (path, block) in enumerate(_blocks(fields)):
         if count == MAX_BLOCKS:
             raise RequestError(
-                f"`messages` has more than {MAX_BLOCKS} content blocks: put texts together",
-                param="messages",
+                "{messages} has more than {} content blocks: put texts together", MAX_BLOCKS
             )
         kind = fields_of(block).get("type")
         if kind in MEDIA:
-            _refuse(f"{path}.type", f"is {kind}: this model reads text only; send text blocks")
+            _refuse(path / "type", f"is {kind}: this model reads text only; send text blocks")
         if isinstance(kind, str) and (kind == "redacted_thinking" or kind.startswith("server_")):
             _refuse(
-                f"{path}.type",
+                path / "type",
                 f"is {kind[:40]}, which only Anthropic's own service can read: leave it out",
             )
     for index, tool in enumerate(items_of(fields.get("tools"))[:MAX_TOOLS]):
         kind = fields_of(tool).get("type")
         if isinstance(kind, str) and kind != "custom":
             _refuse(
-                f"tools[{index}].type",
+                FieldPath("tools", index, "type"),
                 f"is {kind[:40]}, a tool of Anthropic's own: describe one of your own with `name`, "
                 "`description` and `input_schema`",
             )
         if fields_of(tool).get("input_examples"):
             _refuse(
-                f"tools[{index}].input_examples",
+                FieldPath("tools", index, "input_examples"),
                 "is not supported by this server: put examples into `description`",
             )
 
 
-def _refuse(path: str, reason: str) -> NoReturn:
-    raise UnsupportedParameter(f"`{path}` {reason}", param=path)
+def _refuse(path: FieldPath, reason: str) -> NoReturn:
+    raise UnsupportedParameter("{} {}", (path, reason))
 
 
-def _blocks(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+def _blocks(fields: dict[str, Any]) -> Iterator[tuple[FieldPath, Any]]:
     """Every content block with its path."""
     for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
         for place, block in enumerate(items_of(fields_of(message).get("content"))):
-            path = f"messages[{index}].content[{place}]"
+            path = FieldPath("messages", index, "content", place)
             yield path, block
             for inner, part in enumerate(items_of(fields_of(block).get("content"))):
-                yield f"{path}.content[{inner}]", part
+                yield path / "content" / inner, part
 
 
 UNSUPPORTED: Mapping[str, Unsupported] = {

@@ -20,8 +20,9 @@ from server.apis.anthropic.schema import (
     ToolResultBlock,
     ToolUseBlock,
 )
+from server.apis.field_names import Sources
 from server.apis.reasoning_switch import LEVEL, can_think, thinking_fields
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.prompt.tokenizer import ChatTokenizer
 
 # Ids of tool calls, as the model's chat template knows them and as Anthropic writes them:
@@ -50,29 +51,38 @@ def model_id(id: str) -> str:
     return found[3] or f"functions.{found[1]}:{found[2]}"
 
 
+CALL = "messages.*.tool_calls.*"
 # For map_error_fields: ChatRequest's name of a field -> Anthropic's
 FIELDS = {
+    "messages.*.tool_calls": "messages.*",
+    CALL: CALL,
+    f"{CALL}.function": CALL,
+    f"{CALL}.function.arguments": f"{CALL}.input",
+    "continue_final_message": "messages",
     "stop": "stop_sequences",
-    r"tools\[(\d+)\]\.function\.parameters": r"tools[\1].input_schema",
-    r"tools\[(\d+)\]\.function": r"tools[\1]",
-    r"response_format\.json_schema\.schema": "output_config.format.schema",
+    "tools.*.function": "tools.*",
+    "tools.*.function.parameters": "tools.*.input_schema",
+    "tool_choice.function": "tool_choice",
+    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "chat_template_kwargs": "thinking",
+    "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
+    "response_format.json_schema": "output_config.format",
 }
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def to_chat_request(
-    body: CountRequest, tokenizer: ChatTokenizer
-) -> tuple[dict[str, Any], list[str]]:
-    """The fields of a ChatRequest, and the path in the body of each of its messages.
+def to_chat_request(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[str, Any], Sources]:
+    """The fields of a ChatRequest, and the sources of its messages for map_error_fields.
 
     Raises RequestError for what the model cannot do.
     """
-    messages, paths = _messages(body)
+    messages, sources = _messages(body)
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     last = messages[-1]
     if last["role"] == "assistant":
-        _check_prefill(last, paths[-1])
+        _check_prefill(last, sources[-1][0])
         chat["continue_final_message"] = True
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
@@ -90,42 +100,41 @@ def to_chat_request(
             "stop": body.stop_sequences,
             "stream": body.stream,
         }
-    return chat, paths
+    return chat, sources
 
 
-def _check_prefill(last: dict[str, Any], path: str) -> None:
+def _check_prefill(last: dict[str, Any], path: FieldPath) -> None:
     """The answer goes on from a last message of the assistant: Anthropic's "prefill"."""
     if "tool_calls" in last:
-        raise RequestError(
-            f"`{path}` is the last one and calls tools: send their results after it", param=path
-        )
+        raise RequestError("{} is the last one and calls tools: send their results after it", path)
     if not last["content"].strip():
         raise RequestError(
-            f"`{path}` is the last one, of role assistant, and has no text for the answer to go on "
-            "from: give it some or leave the message out",
-            param=f"{path}.content",
+            "{} is the last one, of role assistant, and has no text for the answer to go on from: "
+            "give it some or leave the message out",
+            path,
+            param=path / "content",
         )
 
 
-def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], list[str]]:
+def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], Sources]:
     messages: list[dict[str, Any]] = []
-    paths: list[str] = []
+    sources: list[list[FieldPath]] = []
     contents: list[list[str]] = []  # of each message: the texts of the turns that it joins
     if body.system is not None:
         messages.append({"role": "system"})
-        paths.append("system")
+        sources.append([FieldPath("system")])
         contents.append([_text(body.system)])
     for index, message in enumerate(body.messages):
-        for entry in _turn(message):
+        for entry, source in _turn(message, FieldPath("messages", index)):
             if messages and _joins(messages[-1], entry):
                 contents[-1].append(entry["content"])
             else:
                 messages.append(entry)
-                paths.append(f"messages[{index}]")
+                sources.append(source)
                 contents.append([entry["content"]])
     for message, parts in zip(messages, contents, strict=True):
         message["content"] = "\n\n".join(parts)
-    return messages, paths
+    return messages, sources
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -134,20 +143,25 @@ def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
     return plain and last["role"] == entry["role"]
 
 
-def _turn(message: MessageParam) -> list[dict[str, Any]]:
-    """A message as chat messages: each tool result as one, then the text, reasoning and calls."""
-    entries: list[dict[str, Any]] = []
+def _turn(message: MessageParam, path: FieldPath) -> list[tuple[dict[str, Any], list[FieldPath]]]:
+    """A message as chat messages: each tool result as one, then the text, reasoning and calls.
+
+    With each of them its fields in the body, as in Sources.
+    """
+    entries: list[tuple[dict[str, Any], list[FieldPath]]] = []
+    source = [path]
     texts: list[str] = []
     reasoning_chunks: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block in message.blocks():
+    for place, block in enumerate(message.blocks()):
         match block:
             case TextBlock():
                 texts.append(block.text)
             case ToolUseBlock():
                 calls.append(_call(block))
+                source.append(path / "content" / place)
             case ToolResultBlock():
-                entries.append(_result(block))
+                entries.append((_result(block), [path / "content" / place]))
             case ThinkingBlock():
                 reasoning_chunks.append(block.thinking)
     chat_message: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
@@ -155,7 +169,7 @@ def _turn(message: MessageParam) -> list[dict[str, Any]]:
         chat_message["reasoning_content"] = "\n".join(reasoning_chunks)
     if calls:
         chat_message["tool_calls"] = calls
-    return [*entries, chat_message] if texts or calls or not entries else entries
+    return [*entries, (chat_message, source)] if texts or calls or not entries else entries
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -197,7 +211,7 @@ def _choice(choice: AnthropicToolChoice | None) -> dict[str, Any]:
 def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
     if thinking.type == "adaptive" and can_think(tokenizer):
         return {}  # the template's default leaves it to the model
-    return thinking_fields(tokenizer, thinking.type != "disabled", "thinking")
+    return thinking_fields(tokenizer, thinking.type != "disabled", FieldPath("thinking"))
 
 
 def _output(config: OutputConfig, tokenizer: ChatTokenizer) -> dict[str, Any]:
@@ -214,7 +228,7 @@ def _output(config: OutputConfig, tokenizer: ChatTokenizer) -> dict[str, Any]:
     if effort == "high":  # Anthropic's default
         return fields
     raise UnsupportedParameter(
-        f"`output_config.effort` is {effort}: this model's chat template has no place for it; use "
-        "high, or leave it out",
-        param="output_config.effort",
+        "{output_config.effort} is {}: this model's chat template has no place for it; use high, "
+        "or leave it out",
+        effort,
     )

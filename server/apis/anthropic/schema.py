@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.apis.openai.sampling_schema import MAX_STOPS, StopString
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import MAX_MESSAGES, Body, by_kind, few_entries, fields_of
 
 MAX_BLOCKS = 1024  # of one message
@@ -163,34 +163,29 @@ class CountRequest(Body):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise RequestError(
-                    f"`tools[{index}].name` is {name}, which an earlier tool has: give each tool "
-                    "a name of its own",
-                    param=f"tools[{index}].name",
+                    "{} is {}, which an earlier tool has: give each tool a name of its own",
+                    (FieldPath("tools", index, "name"), name),
                 )
         choice = self.tool_choice
         if choice is None:
             return
         if choice.type != "none" and not names:
-            raise RequestError(
-                "`tool_choice` needs `tools`: add them or leave it out", param="tool_choice"
-            )
+            raise RequestError("{tool_choice} needs {tools}: add them or leave it out")
         if (choice.type == "tool") != (choice.name is not None):
             raise RequestError(
-                f"`tool_choice.name` belongs to type tool, here the type is {choice.type}: "
-                "name a tool with type tool and only with it",
-                param="tool_choice.name",
+                "{tool_choice.name} belongs to type tool, here the type is {}: name a tool with "
+                "type tool and only with it",
+                choice.type,
             )
         if choice.name is not None and choice.name not in names:
             raise RequestError(
-                f"`tool_choice.name` is {choice.name}, which is not among `tools` "
-                f"({', '.join(names[:10])})",
-                param="tool_choice.name",
+                "{tool_choice.name} is {}, which is not among {tools} ({})",
+                (choice.name, ", ".join(names[:10])),
             )
         if choice.type == "none" and choice.disable_parallel_tool_use is not None:
             raise RequestError(
-                "`tool_choice.disable_parallel_tool_use` has no meaning with type none: leave it "
-                "out",
-                param="tool_choice.disable_parallel_tool_use",
+                "{tool_choice.disable_parallel_tool_use} has no meaning with type none: leave it "
+                "out"
             )
 
     def _check_thinking(self) -> None:
@@ -199,9 +194,9 @@ class CountRequest(Body):
             thinking.budget_tokens is None
         ):
             raise RequestError(
-                f"`thinking.budget_tokens` belongs to type enabled, here the type is "
-                f"{thinking.type}: send it with type enabled and only with it",
-                param="thinking.budget_tokens",
+                "{thinking.budget_tokens} belongs to type enabled, here the type is {}: send it "
+                "with type enabled and only with it",
+                thinking.type,
             )
 
 
@@ -221,7 +216,6 @@ class MessagesRequest(CountRequest):
         budget = self.thinking and self.thinking.budget_tokens
         if budget is not None and budget >= self.max_tokens:
             raise RequestError(
-                f"`thinking.budget_tokens` is {budget}: it must be less than `max_tokens`, "
-                f"here {self.max_tokens}",
-                param="thinking.budget_tokens",
+                "{thinking.budget_tokens} is {}: it must be less than {max_tokens}, here {}",
+                (budget, self.max_tokens),
             )

@@ -16,7 +16,7 @@ from server.apis.field_names import map_error_fields
 from server.apis.ollama.routes import ROUTE, read_call
 from server.apis.ollama.schema import OllamaCall
 from server.apis.openai.embeddings_schema import MAX_TEXTS, Text
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
     PoolingJob,
@@ -53,9 +53,9 @@ class EmbedBody(OllamaCall):
             return [self.input] if self.input else []
         return self.input or []
 
-    def path(self, index: int) -> str:
+    def path(self, index: int) -> FieldPath:
         """The field that holds `texts()[index]`."""
-        return "input" if isinstance(self.input, str) else f"input[{index}]"
+        return FieldPath("input") if isinstance(self.input, str) else FieldPath("input", index)
 
 
 class EmbeddingsBody(OllamaCall):
@@ -85,9 +85,8 @@ async def embed(request: Request) -> Response:
     size = body.dimensions or 0
     if size > ready.hidden_size:
         raise RequestError(
-            f"`dimensions` is {size}: the vectors of {name} have {ready.hidden_size}; lower it or "
-            "leave it out",
-            param="dimensions",
+            "{dimensions} is {}: the vectors of {} have {}; lower it or leave it out",
+            (size, name, ready.hidden_size),
         )
     cut = None if body.truncate is False else Truncation(ready.max_model_len, "right")
     inputs = [
@@ -96,7 +95,7 @@ async def embed(request: Request) -> Response:
     if not inputs:
         body.check_stays()
         return JsonBody(orjson.dumps({"model": name, "embeddings": []}))
-    with map_error_fields((), {"truncate_prompt_tokens": "truncate"}):
+    with map_error_fields({"truncate_prompt_tokens": "truncate"}):
         found, job = await _compute(request, state, body, ready, inputs, size=size)
     timing_fields = {
         "total_duration": round((time.monotonic() - began) * 1e9),
@@ -124,8 +123,8 @@ async def embeddings(request: Request) -> Response:
     if not body.prompt:
         body.check_stays()
         return JsonBody(b'{"embedding":[]}')
-    inputs = [EmbeddingInput(body.prompt, "prompt")]
-    with map_error_fields((), {"truncate_prompt_tokens": "truncate` of `/api/embed"}):
+    inputs = [EmbeddingInput(body.prompt, FieldPath("prompt"))]
+    with map_error_fields({"truncate_prompt_tokens": "truncate` of `/api/embed"}):
         # Its clients expect what the model gives, of whatever length.
         [found], _ = await _compute(request, state, body, ready, inputs, normalize=False)
     return JsonBody(orjson.dumps({"embedding": decode_embedding(found)}))

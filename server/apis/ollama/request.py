@@ -22,7 +22,7 @@ from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.completions_schema import CompletionRequest
 from server.apis.openai.sampling_schema import LATER
 from server.apis.reasoning_switch import thinking_fields
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import check_chars, fit_to_context
@@ -65,37 +65,39 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
     for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
         calls += len(items_of(fields_of(message).get("tool_calls")))
         if calls > MAX_CALLS:
-            raise RequestError(
-                f"`messages` has more than {MAX_CALLS} tool calls: send fewer", param="messages"
-            )
+            raise RequestError("{messages} has more than {} tool calls: send fewer", MAX_CALLS)
         if fields_of(message).get("images"):
-            _refuse_images(f"messages[{index}].images")
+            _refuse_images(FieldPath("messages", index, "images"))
     if fields.get("images"):
-        _refuse_images("images")
+        _refuse_images(FieldPath("images"))
     options = fields_of(fields.get("options"))
     kept = dict(options)
     for name, entry in REFUSED_OPTIONS.items():
         if name in kept and not entry.is_noop(kept.pop(name)):
             raise UnsupportedParameter(
-                f"`options.{name}` is not supported by this server: {entry.remedy}",
-                param=f"options.{name}",
+                "{} is not supported by this server: {}", (FieldPath("options", name), entry.remedy)
             )
     return {**fields, "options": kept} if len(kept) < len(options) else fields
 
 
-def _refuse_images(path: str) -> None:
-    raise UnsupportedParameter(
-        f"`{path}`: this model reads text only; leave images out", param=path
-    )
+def _refuse_images(path: FieldPath) -> None:
+    raise UnsupportedParameter("{}: this model reads text only; leave images out", path)
 
 
-# For map_error_fields: ChatRequest's and CompletionRequest's name of a field -> Ollama's
+# For map_error_fields: ChatRequest's name of a field -> Ollama's
 FIELDS = {
-    r"(messages\[\d+\])\.reasoning_content": r"\1.thinking",
-    r"response_format\.json_schema\.schema": "format",
+    "messages.*.name": "messages.*.tool_name",
+    "messages.*.reasoning_content": "messages.*.thinking",
+    "continue_final_message": "messages",
+    "chat_template_kwargs": "think",
+    "reasoning_effort": "think",
     "response_format": "format",
+    "response_format.json_schema.schema": "format",
     **{name: f"options.{option}" for option, name in SAMPLING.items()},
 }
+TEXT_FIELDS = FIELDS | {"logprobs": "top_logprobs"}  # of a CompletionRequest
+PROMPT_FIELDS = FIELDS | {"messages": "prompt", "messages.*": "messages.*"}
+PROMPT = FieldPath("prompt")
 
 
 def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatRequest:
@@ -107,9 +109,10 @@ def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatReque
         index = len(chat["messages"]) - 1
         if not last["content"].strip():
             raise RequestError(
-                f"`messages[{index}]` is the last one, of role assistant, and has no text for the "
-                "answer to go on from: give it some or leave the message out",
-                param=f"messages[{index}].content",
+                "{} is the last one, of role assistant, and has no text for the answer to go on "
+                "from: give it some or leave the message out",
+                FieldPath("messages", index),
+                param=FieldPath("messages", index, "content"),
             )
         chat["continue_final_message"] = True
     if body.tools:
@@ -135,11 +138,11 @@ async def to_completion_request(state: ServerState, body: OllamaGenerateBody) ->
     text = body.prompt or ""
     if body.suffix:
         text = prompt_with_gap(text, body.suffix, tokenizer, body.model)
-    check_chars(len(text), tokenizer, ready, "prompt")
+    check_chars(len(text), tokenizer, ready, PROMPT)
     tokens = await off_loop(len(text), lambda: tokenizer.encode(text))
     fields = body.sampling()
     # Unlike OpenAI's completions, an answer may fill the context, and ends where that does.
-    room = fit_to_context(len(tokens), None, ready.max_model_len, body.model, "prompt")
+    room = fit_to_context(len(tokens), None, ready.max_model_len, body.model, PROMPT)
     fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
     return parse(CompletionRequest, fields | {"logprobs": body.num_logprobs, "prompt": tokens})
 
@@ -151,9 +154,8 @@ def with_context(ready: Ready, body: OllamaCall) -> Ready:
         return ready
     if num_ctx > ready.max_model_len:
         raise RequestError(
-            f"`options.num_ctx` is {num_ctx}, over the maximum context length "
-            f"{ready.max_model_len}: lower it or leave it out",
-            param="options.num_ctx",
+            "{options.num_ctx} is {}, over the maximum context length {}: lower it or leave it out",
+            (num_ctx, ready.max_model_len),
         )
     return replace(ready, max_model_len=num_ctx)
 
@@ -161,7 +163,7 @@ def with_context(ready: Ready, body: OllamaCall) -> Ready:
 def _shared(body: OllamaBody, tokenizer: ChatTokenizer) -> dict[str, Any]:
     chat = body.sampling() | {"logprobs": body.logprobs, "top_logprobs": body.top_logprobs}
     if body.think is not None:
-        chat |= thinking_fields(tokenizer, body.think, "think")
+        chat |= thinking_fields(tokenizer, body.think, FieldPath("think"))
     return chat
 
 

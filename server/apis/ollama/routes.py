@@ -16,7 +16,10 @@ from server.apis.ollama import models
 from server.apis.ollama.answer import STREAM, OllamaAnswer
 from server.apis.ollama.request import (
     FIELDS,
+    PROMPT,
+    PROMPT_FIELDS,
     REFUSED_FIELDS,
+    TEXT_FIELDS,
     known_fields,
     prompt_to_chat_request,
     to_chat_request,
@@ -30,7 +33,7 @@ from server.apis.ollama.schema import (
     OllamaGenerateBody,
     ShowBody,
 )
-from server.errors import RequestError
+from server.errors import FieldPath, MissingParameter
 from server.generation.chat_request import CHARS_PER_MESSAGE, prepare_chat
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
@@ -95,7 +98,7 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         return _loaded(body, answer)
     work = CHARS_PER_MESSAGE * len(body.messages)
-    with map_error_fields((), FIELDS):  # messages have the same name in both APIs
+    with map_error_fields(FIELDS):  # messages have the same name in both APIs
         chat_request = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
         salt = prefix_salt(request, None)
         generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
@@ -118,12 +121,12 @@ async def generate(request: Request) -> Response:
         return _loaded(body, answer)
     salt = prefix_salt(request, None)
     if body.raw or body.suffix:
-        with map_error_fields((), FIELDS), state.admission.reserve(1) as slots:
+        with map_error_fields(TEXT_FIELDS), state.admission.reserve(1) as slots:
             completion = await to_completion_request(state, body)
             generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
         return await _answered(request, body, generation, answer)
-    paths = ["system", "prompt"] if body.system else ["prompt"]
-    with map_error_fields(paths, FIELDS | {"messages$": "prompt"}):
+    sources = [[FieldPath("system")], [PROMPT]] if body.system else [[PROMPT]]
+    with map_error_fields(PROMPT_FIELDS, sources):
         chat_request = prompt_to_chat_request(body, state.tokenizer)
         generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
         return await _answered(request, body, generation, answer)
@@ -149,9 +152,7 @@ async def show(request: Request) -> Response:
     body = await read_any(request, lambda fields: parse(ShowBody, fields))
     requested = body.model or body.name
     if requested is None:
-        raise RequestError(
-            "`model` is required: add it", param="model", code="missing_required_parameter"
-        )
+        raise MissingParameter("{model} is required: add it")
     state.check_model(models.served_name(state, requested))
     return JsonBody(orjson.dumps(models.description(state, require_ready(state))))
 

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from server.apis.openai.sampling_schema import INT64, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, FunctionTool
-from server.errors import RequestError
+from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.http.validation import MAX_MESSAGES, WRONG_KIND, Body, by_kind, few_entries
 
 # option -> its name in a ChatRequest or a CompletionRequest
@@ -126,11 +126,9 @@ class OllamaCall(Body):
     def check_stays(self) -> None:
         """Raises RequestError for a body without a prompt that asks to unload the model."""
         if self.keep_alive is not None and not re.search("[1-9]", str(self.keep_alive)):
-            raise RequestError(
-                "`keep_alive` is 0 without a prompt, which asks to unload the model: this server "
-                "keeps its model until it is stopped",
-                param="keep_alive",
-                code="unsupported_parameter",
+            raise UnsupportedParameter(
+                "{keep_alive} is 0 without a prompt, which asks to unload the model: this server "
+                "keeps its model until it is stopped"
             )
 
     def check(self) -> None:
@@ -159,14 +157,12 @@ class OllamaBody(OllamaCall):
         predict = self.options.num_predict if self.options is not None else None
         if predict == 0:
             raise RequestError(
-                "`options.num_predict` is 0: it must be at least 1, or -1 for no limit but the "
-                "context",
-                param="options.num_predict",
+                "{options.num_predict} is 0: it must be at least 1, or -1 for no limit but the "
+                "context"
             )
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(
-                "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",
-                param="top_logprobs",
+                "{top_logprobs} needs {logprobs} to be true: set it or leave {top_logprobs} out"
             )
 
     def sampling(self) -> dict[str, Any]:
@@ -192,15 +188,12 @@ class OllamaChatBody(OllamaBody):
         for index, message in enumerate(self.messages or ()):
             if message.tool_calls and message.role != "assistant":
                 raise RequestError(
-                    f"`messages[{index}].tool_calls` belongs to role assistant, not "
-                    f"{message.role}: remove it",
-                    param=f"messages[{index}].tool_calls",
+                    "{} belongs to role assistant, not {}: remove it",
+                    (FieldPath("messages", index, "tool_calls"), message.role),
                 )
             if message.content is None and not message.tool_calls:
-                raise RequestError(
-                    f"`messages[{index}].content` is required: add it",
-                    param=f"messages[{index}].content",
-                    code="missing_required_parameter",
+                raise MissingParameter(
+                    "{} is required: add it", FieldPath("messages", index, "content")
                 )
 
 
@@ -217,9 +210,10 @@ class OllamaGenerateBody(OllamaBody):
             for other in ("system", "think"):
                 if getattr(self, name) and getattr(self, other):
                     raise RequestError(
-                        f"`{name}` and `{other}` exclude each other, because the text goes to the "
-                        "model as it is: leave one of them out",
-                        param=other,
+                        "{} and {} exclude each other, because the text goes to the model as it "
+                        "is: leave one of them out",
+                        (FieldPath(name), FieldPath(other)),
+                        param=FieldPath(other),
                     )
 
 

@@ -22,7 +22,7 @@ from server.apis.openai.tools_schema import (
     check_tools,
     kind_tag,
 )
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import (
     MAX_MESSAGES,
     WRONG_KIND,
@@ -229,26 +229,24 @@ class ChatRequest(SamplingBody):
         limits = (self.max_tokens, self.max_completion_tokens)
         if None not in limits and limits[0] != limits[1]:
             raise RequestError(
-                f"`max_tokens` is {self.max_tokens} and `max_completion_tokens` is "
-                f"{self.max_completion_tokens}: send one of the two",
-                param="max_completion_tokens",
+                "{max_tokens} is {} and {max_completion_tokens} is {}: send one of the two",
+                (self.max_tokens, self.max_completion_tokens),
+                param=FieldPath("max_completion_tokens"),
             )
         self.check_reported("top_logprobs", self.num_logprobs())
         if self.top_logprobs is not None and not self.logprobs:
             raise RequestError(
-                "`top_logprobs` needs `logprobs` to be true: set it or leave `top_logprobs` out",
-                param="top_logprobs",
+                "{top_logprobs} needs {logprobs} to be true: set it or leave {top_logprobs} out"
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
-                "`continue_final_message` and `add_generation_prompt` exclude each other: "
-                "set one of them",
-                param="continue_final_message",
+                "{continue_final_message} and {add_generation_prompt} exclude each other: set one "
+                "of them"
             )
         for key in self.chat_template_kwargs or ():
-            path = f"chat_template_kwargs.{key}"
+            path = FieldPath("chat_template_kwargs", key)
             if key in RESERVED or key.startswith("_"):
-                raise RequestError(f"`{path}` is set by the server: leave it out", param=path)
+                raise RequestError("{} is set by the server: leave it out", path)
 
 
 def check_parts(fields: dict[str, Any]) -> None:
@@ -261,19 +259,19 @@ def check_parts(fields: dict[str, Any]) -> None:
         count += len(parts) + len(items_of(fields_of(message).get("tool_calls")))
         if count > MAX_PARTS:
             raise RequestError(
-                f"`messages` has more than {MAX_PARTS} content parts and tool calls in all: put "
-                "texts together",
-                param="messages",
+                "{messages} has more than {} content parts and tool calls in all: put texts "
+                "together",
+                MAX_PARTS,
             )
         for place, part in enumerate(parts):
             kind = fields_of(part).get("type")
             if kind == "refusal" and fields_of(message).get("role") == "assistant":
                 continue
             if isinstance(kind, str) and kind != "text":
-                path = f"messages[{index}].content[{place}].type"
+                path = FieldPath("messages", index, "content", place, "type")
                 raise UnsupportedParameter(
-                    f"`{path}` is {kind[:40]}: this model reads text only; send parts of type text",
-                    param=path,
+                    "{} is {}: this model reads text only; send parts of type text",
+                    (path, kind[:40]),
                 )
 
 

@@ -91,8 +91,9 @@ class ChatStore:
         found = await self._store.call(work)
         if not found:
             raise NotFound(
-                f"Chat completion with id '{id[:128]}' not found: it was not made with `store`, "
-                "deleted, or not used for long.",
+                "Chat completion with id '{}' not found: it was not made with `store`, deleted, "
+                "or not used for long.",
+                id[:128],
                 code="not_found",
             )
         return found

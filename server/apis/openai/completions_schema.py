@@ -7,7 +7,7 @@ from typing import Annotated, cast
 from pydantic import Field, Tag
 
 from server.apis.openai.sampling_schema import UNSUPPORTED, SamplingBody
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.http.validation import Unsupported, items_of, kind_of, tagged_union
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -39,14 +39,14 @@ Prompt = Annotated[
 ]
 
 
-def prompts_by_path(field: str, value: Prompt) -> dict[str, str | list[int]]:
+def prompts_by_path(field: str, value: Prompt) -> dict[FieldPath, str | list[int]]:
     """The texts or token ids of a field by their paths."""
     if isinstance(value, str):
-        return {field: value}
+        return {FieldPath(field): value}
     if isinstance(value[0], int):
-        return {field: cast("list[int]", value)}
+        return {FieldPath(field): cast("list[int]", value)}
     prompts = cast("list[str] | list[list[int]]", value)
-    return {f"{field}[{index}]": prompt for index, prompt in enumerate(prompts)}
+    return {FieldPath(field, index): prompt for index, prompt in enumerate(prompts)}
 
 
 class CompletionRequest(SamplingBody):
@@ -58,7 +58,7 @@ class CompletionRequest(SamplingBody):
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
-    def prompts(self) -> dict[str, str | list[int]]:
+    def prompts(self) -> dict[FieldPath, str | list[int]]:
         """Path -> text or token ids."""
         return prompts_by_path("prompt", self.prompt)
 
@@ -77,29 +77,22 @@ class CompletionRequest(SamplingBody):
         n = self.n or 1
         if self.best_of is not None and self.best_of < n:
             raise RequestError(
-                f"`best_of` is {self.best_of}: it must be at least `n`, here {n}", param="best_of"
+                "{best_of} is {}: it must be at least {n}, here {}", (self.best_of, n)
             )
         if self.stream and self.copies > n:
             raise RequestError(
-                "`best_of` cannot be streamed, because all completions are compared first: set "
-                "`stream` to false",
-                param="best_of",
+                "{best_of} cannot be streamed, because all completions are compared first: set "
+                "{stream} to false"
             )
         if self.suffix and prompt_tag(self.prompt) not in ("~text", "~texts"):
-            raise RequestError(
-                "`suffix` needs a `prompt` of text, not of token ids: send the text", param="suffix"
-            )
+            raise RequestError("{suffix} needs a {prompt} of text, not of token ids: send the text")
         for name in ("echo", "truncate_prompt_tokens"):
             if self.suffix and getattr(self, name):
                 raise RequestError(
-                    f"`suffix` and `{name}` exclude each other: leave one of them out",
-                    param="suffix",
+                    "{suffix} and {} exclude each other: leave one of them out", FieldPath(name)
                 )
         if self.max_tokens == 0 and not self.echo:
-            raise RequestError(
-                "`max_tokens` is 0: it must be at least 1 unless `echo` is true",
-                param="max_tokens",
-            )
+            raise RequestError("{max_tokens} is 0: it must be at least 1 unless {echo} is true")
 
 
 COMPLETION_UNSUPPORTED: dict[str, Unsupported] = {

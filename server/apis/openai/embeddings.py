@@ -24,7 +24,7 @@ from server.apis.openai.embeddings_schema import (
     RerankRequest,
     ScoreRequest,
 )
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.generation.embeddings import (
     EmbeddingInput,
     PoolingJob,
@@ -58,7 +58,7 @@ class EmbeddingCall(Generic[P]):
     body: P
 
     def inputs(
-        self, contents: Mapping[str, str | list[int]], first_tokens: int | None = None
+        self, contents: Mapping[FieldPath, str | list[int]], first_tokens: int | None = None
     ) -> list[EmbeddingInput]:
         """Texts and token ids by their paths, with the request's options.
 
@@ -126,9 +126,8 @@ async def embeddings(request: Request) -> Response:
     size = body.dimensions or 0
     if size > call.ready.hidden_size:
         raise RequestError(
-            f"`dimensions` is {size}: the vectors of {body.model} have {call.ready.hidden_size}; "
-            "lower it or leave it out",
-            param="dimensions",
+            "{dimensions} is {}: the vectors of {} have {}; lower it or leave it out",
+            (size, body.model, call.ready.hidden_size),
         )
     found, job = await call.embed(
         "embeddings", call.inputs(body.inputs()), size=size, normalize=body.normalize is not False
@@ -193,7 +192,9 @@ async def rerank(request: Request) -> Response:
     call = await read_call(request, RerankRequest, RERANK_UNSUPPORTED)
     body = call.body
     texts = body.texts()
-    inputs = call.inputs({"query": body.query}) + call.inputs(texts, body.max_tokens_per_doc)
+    inputs = call.inputs({FieldPath("query"): body.query}) + call.inputs(
+        texts, body.max_tokens_per_doc
+    )
     found, job = await call.embed("rerank", inputs)
     scores = await _cosines(found[:1] * len(texts), found[1:])
     results: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ from pydantic import Field, Tag
 
 from server.apis.openai.completions_schema import Tokens, prompt_tag, prompts_by_path
 from server.apis.openai.sampling_schema import LATER, check_truncation
-from server.errors import MissingParameter, RequestError
+from server.errors import FieldPath, MissingParameter, RequestError
 from server.http.validation import Body, Unsupported, by_kind, tagged_union
 
 MAX_TEXTS = 2048  # of one request, as in OpenAI's API
@@ -55,7 +55,7 @@ class EmbeddingRequest(PoolingBody):
     dimensions: int | None = Field(None, ge=1)
     normalize: bool | None = None
 
-    def inputs(self) -> dict[str, str | list[int]]:
+    def inputs(self) -> dict[FieldPath, str | list[int]]:
         """Path -> text or token ids, of each embedding."""
         return prompts_by_path("input", self.input)
 
@@ -77,23 +77,24 @@ class ScoreRequest(PoolingBody):
         """The names of the two sides that were sent.  Raises RequestError."""
         sent = [pair for pair in SIDES if any(getattr(self, name) is not None for name in pair)]
         if not sent:
-            raise MissingParameter("`text_1` is required: send it and `text_2`", param="text_1")
+            raise MissingParameter("{text_1} is required: send it and {text_2}")
         if len(sent) > 1:
             name = next(name for name in sent[1] if getattr(self, name) is not None)
             raise RequestError(
-                f"`{name}` is another name of what `{sent[0][0]}` and `{sent[0][1]}` are: send "
-                "one pair of names",
-                param=name,
+                "{} is another name of what `{}` and `{}` are: send one pair of names",
+                (FieldPath(name), sent[0][0], sent[0][1]),
             )
         for name, other in (sent[0], sent[0][::-1]):
             if getattr(self, name) is None:
-                raise MissingParameter(f"`{name}` is required beside `{other}`: add it", param=name)
+                raise MissingParameter(
+                    "{} is required beside `{}`: add it", (FieldPath(name), other)
+                )
         return sent[0]
 
-    def side(self, name: str) -> dict[str, str]:
+    def side(self, name: str) -> dict[FieldPath, str]:
         """Path -> text."""
         texts: str | list[str] = getattr(self, name)
-        return cast("dict[str, str]", prompts_by_path(name, texts))
+        return cast("dict[FieldPath, str]", prompts_by_path(name, texts))
 
     def check(self) -> None:
         super().check()
@@ -101,9 +102,8 @@ class ScoreRequest(PoolingBody):
         ones, others = len(self.side(first)), len(self.side(second))
         if ones not in (1, others):
             raise RequestError(
-                f"`{first}` has {ones} texts and `{second}` {others}: send one `{first}` for all, "
-                f"or as many as `{second}` has",
-                param=first,
+                "{} has {} texts and {} {}: send one {} for all, or as many as {} has",
+                (one := FieldPath(first), ones, other := FieldPath(second), others, one, other),
             )
 
 
@@ -126,12 +126,12 @@ class RerankRequest(PoolingBody):
     return_documents: bool | None = None
     max_tokens_per_doc: int | None = Field(None, ge=1)
 
-    def texts(self) -> dict[str, str]:
+    def texts(self) -> dict[FieldPath, str]:
         """Path -> text, of each document."""
         return dict(
-            (f"documents[{index}]", entry)
+            (FieldPath("documents", index), entry)
             if isinstance(entry, str)
-            else (f"documents[{index}].text", entry.text)
+            else (FieldPath("documents", index, "text"), entry.text)
             for index, entry in enumerate(self.documents)
         )
 
@@ -139,9 +139,8 @@ class RerankRequest(PoolingBody):
         super().check()
         if self.max_tokens_per_doc is not None and self.truncate_prompt_tokens is not None:
             raise RequestError(
-                "`max_tokens_per_doc` and `truncate_prompt_tokens` both say where a document "
-                "ends: send one of them",
-                param="max_tokens_per_doc",
+                "{max_tokens_per_doc} and {truncate_prompt_tokens} both say where a document "
+                "ends: send one of them"
             )
 
 

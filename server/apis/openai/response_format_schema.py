@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.errors import MissingParameter, RequestError, UnsupportedParameter
+from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.http.validation import NAMES, Body, Unsupported, by_kind
 
 MAX_REGEX = 8192  # characters
@@ -44,15 +44,14 @@ class ResponseFormat(Body):
     def check(self) -> None:
         """Raises RequestError unless there is what the type needs, and nothing else."""
         for name, type in FORMAT_FIELDS.items():
-            path = f"response_format.{name}"
+            path = FieldPath("response_format", name)
             is_sent = getattr(self, name) is not None
             if self.type == type and not is_sent:
-                raise MissingParameter(f"`{path}` is required with type {type}: add it", param=path)
+                raise MissingParameter("{} is required with type {}: add it", (path, type))
             if self.type != type and is_sent:
                 raise RequestError(
-                    f"`{path}` does nothing with type {self.type}: set the type to {type} or leave "
-                    "it out",
-                    param=path,
+                    "{} does nothing with type {}: set the type to {} or leave it out",
+                    (path, self.type, type),
                 )
 
 
@@ -98,25 +97,23 @@ class StructuredOutputs(Body):
         if len(sent) != 1:
             found = " and ".join(f"`{name}`" for name in sent) or "none"
             raise RequestError(
-                f"`structured_outputs` has {found}: send exactly one of {', '.join(CONSTRAINTS)}",
-                param="structured_outputs",
+                "{structured_outputs} has {}: send exactly one of {}",
+                (found, ", ".join(CONSTRAINTS)),
             )
         for option in ("disable_any_whitespace", "whitespace_pattern"):
             if getattr(self, option) and sent[0] not in ("json", "json_object"):
                 raise RequestError(
-                    f"`structured_outputs.{option}` is about JSON, it does nothing with "
-                    f"`{sent[0]}`: leave it out",
-                    param=f"structured_outputs.{option}",
+                    "{} is about JSON, it does nothing with `{}`: leave it out",
+                    (FieldPath("structured_outputs", option), sent[0]),
                 )
         if self.disable_additional_properties and sent[0] != "json":
             raise RequestError(
-                "`structured_outputs.disable_additional_properties` needs `json`: leave it out",
-                param="structured_outputs.disable_additional_properties",
+                "{structured_outputs.disable_additional_properties} needs `json`: leave it out"
             )
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
             raise RequestError(
                 "`disable_any_whitespace` and `whitespace_pattern` exclude each other: send one",
-                param="structured_outputs.whitespace_pattern",
+                param=FieldPath("structured_outputs", "whitespace_pattern"),
             )
 
 
@@ -133,8 +130,7 @@ def check_format(
     formatted = response_format is not None and response_format.type != "text"
     if formatted and structured_outputs is not None:
         raise RequestError(
-            "`structured_outputs` and `response_format` exclude each other: send one of them",
-            param="structured_outputs",
+            "{structured_outputs} and {response_format} exclude each other: send one of them"
         )
     if allowed_token_ids and (formatted or structured_outputs is not None):
         raise allowed_beside("a prescribed form")
@@ -142,7 +138,7 @@ def check_format(
 
 def allowed_beside(form: str) -> UnsupportedParameter:
     return UnsupportedParameter(
-        f"`allowed_token_ids` could leave {form} without a next token: send either the token ids "
-        "or what asks for the form",
-        param="allowed_token_ids",
+        "{allowed_token_ids} could leave {} without a next token: send either the token ids or "
+        "what asks for the form",
+        form,
     )

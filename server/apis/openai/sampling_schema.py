@@ -13,7 +13,7 @@ from server.apis.openai.response_format_schema import (
     StructuredOutputs,
     check_format,
 )
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import Body, Unsupported, by_kind, few_entries
 
 INT64 = 2**63
@@ -32,14 +32,12 @@ def check_truncation(kept: int | None, side: str | None) -> None:
     """The rules between `truncate_prompt_tokens` and `truncation_side`.  Raises RequestError."""
     if kept == 0:
         raise RequestError(
-            "`truncate_prompt_tokens` is 0: it must be at least 1, or -1 for as much as fits",
-            param="truncate_prompt_tokens",
+            "{truncate_prompt_tokens} is 0: it must be at least 1, or -1 for as much as fits"
         )
     if side is not None and kept is None:
         raise RequestError(
-            "`truncation_side` needs `truncate_prompt_tokens`: set it, or leave "
-            "`truncation_side` out",
-            param="truncation_side",
+            "{truncation_side} needs {truncate_prompt_tokens}: set it, or leave {truncation_side} "
+            "out"
         )
 
 
@@ -112,13 +110,14 @@ class SamplingBody(Body):
         for option in ("return_tokens_as_token_ids", "logprob_token_ids"):
             if getattr(self, option) and logprobs is None:
                 raise RequestError(
-                    f"`{option}` needs `logprobs`: set it or leave `{option}` out", param=option
+                    "{} needs {logprobs}: set it or leave {} out",
+                    (FieldPath(option), FieldPath(option)),
                 )
         if self.logprob_token_ids and logprobs:
             raise RequestError(
-                f"`logprob_token_ids` takes the place of the likeliest tokens, of which `{name}` "
-                f"asks for {logprobs}: set it to 0",
-                param="logprob_token_ids",
+                "{logprob_token_ids} takes the place of the likeliest tokens, of which {} asks "
+                "for {}: set it to 0",
+                (FieldPath(name), logprobs),
             )
 
     def check_sampling(self) -> None:
@@ -127,32 +126,25 @@ class SamplingBody(Body):
         stop_chars = sum(map(len, self.stop_strings()))
         if stop_chars > MAX_STOP_CHARS:
             raise RequestError(
-                f"`stop` has {stop_chars} characters in all: send at most {MAX_STOP_CHARS}",
-                param="stop",
+                "{stop} has {} characters in all: send at most {}", (stop_chars, MAX_STOP_CHARS)
             )
         check_truncation(self.truncate_prompt_tokens, self.truncation_side)
         if self.stream_options is not None and not self.stream:
             raise RequestError(
-                "`stream_options` is only allowed when `stream` is true: set it or leave "
-                "`stream_options` out",
-                param="stream_options",
+                "{stream_options} is only allowed when {stream} is true: set it or leave "
+                "{stream_options} out"
             )
         if self.stream_options is not None and self.stream_options.include_obfuscation:
             raise UnsupportedParameter(
-                "`stream_options.include_obfuscation` is not supported by this server: use false",
-                param="stream_options.include_obfuscation",
+                "{stream_options.include_obfuscation} is not supported by this server: use false"
             )
         if self.continuous_usage and not self.include_usage:
             raise RequestError(
-                "`stream_options.continuous_usage_stats` needs `include_usage` to be true: set it "
-                "or leave `continuous_usage_stats` out",
-                param="stream_options.continuous_usage_stats",
+                "{stream_options.continuous_usage_stats} needs `include_usage` to be true: set it "
+                "or leave `continuous_usage_stats` out"
             )
         if self.stream and self.prompt_logprobs is not None:
-            raise RequestError(
-                "`prompt_logprobs` cannot be streamed: set `stream` to false",
-                param="prompt_logprobs",
-            )
+            raise RequestError("{prompt_logprobs} cannot be streamed: set {stream} to false")
 
 
 LATER = "leave it out"
@@ -195,14 +187,12 @@ def token_biases(bias: dict[str, float] | None, vocab_size: int) -> dict[int, fl
         token = int(key) if TOKEN_ID.fullmatch(key) else -1
         if not 0 <= token < vocab_size:
             raise RequestError(
-                f"`logit_bias` key {key[:40]} is not a token id of this model: ids run from 0 to "
-                f"{vocab_size - 1}",
-                param="logit_bias",
+                "{logit_bias} key {} is not a token id of this model: ids run from 0 to {}",
+                (key[:40], vocab_size - 1),
             )
         if not -100 <= value <= 100:
             raise RequestError(
-                f"`logit_bias` of token {token} is {value:g}: it must be between -100 and 100",
-                param="logit_bias",
+                "{logit_bias} of token {} is {:g}: it must be between -100 and 100", (token, value)
             )
         biases[token] = value
     return biases

@@ -17,7 +17,7 @@ from server.apis.openai.chat_schema import (
     check_parts,
 )
 from server.apis.openai.tools_schema import Tools
-from server.errors import MissingParameter, RequestError, UnsupportedParameter
+from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.generation.chat_request import chat_prompt
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
@@ -50,17 +50,16 @@ class TokenizeRequest(Body):
     def check(self) -> None:
         if (self.prompt is None) == (self.messages is None):
             kind = MissingParameter if self.prompt is None else RequestError
-            raise kind("send either `prompt` or `messages`", param="prompt")
+            raise kind("send either `prompt` or `messages`", param=FieldPath("prompt"))
         for name in CHAT_FIELDS:
             if self.prompt is not None and getattr(self, name) is not None:
                 raise RequestError(
-                    f"`{name}` belongs to `messages`, not to `prompt`: leave it out", param=name
+                    "{} belongs to {messages}, not to {prompt}: leave it out", FieldPath(name)
                 )
         if self.messages is not None and self.add_special_tokens:
             raise UnsupportedParameter(
-                "`add_special_tokens` belongs to `prompt`: the chat template adds those of "
-                "`messages`; leave it out",
-                param="add_special_tokens",
+                "{add_special_tokens} belongs to {prompt}: the chat template adds those of "
+                "{messages}; leave it out"
             )
 
 
@@ -102,7 +101,7 @@ async def tokenize(request: Request) -> Response:
         ready, tokens = await chat_prompt(state, chat)
     else:
         ready, text = require_ready(state), body.prompt or ""
-        check_chars(len(text), tokenizer, ready, "prompt")
+        check_chars(len(text), tokenizer, ready, FieldPath("prompt"))
         special = body.add_special_tokens is not False
         tokens = await off_loop(
             len(text), lambda: tokenizer.encode(text, add_special_tokens=special)
@@ -147,7 +146,7 @@ async def detokenize(request: Request) -> Response:
     ready = require_ready(state)
 
     def work() -> bytes:
-        check_token_ids(body.tokens, ready.vocab_size, "tokens")
+        check_token_ids(body.tokens, ready.vocab_size, FieldPath("tokens"))
         return orjson.dumps({"prompt": state.tokenizer.decode(body.tokens, skip_special=False)})
 
     return JsonBody(await off_loop(len(body.tokens), work))

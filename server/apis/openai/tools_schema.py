@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
-from server.errors import MissingParameter, RequestError
+from server.errors import FieldPath, MissingParameter, RequestError
 from server.http.validation import (
     NAMES_WITH_DOTS,
     Body,
@@ -188,13 +188,17 @@ ToolChoice = Annotated[
 ]
 
 
-def _chosen(choice: object) -> dict[str, NamedTool]:
+def _chosen(choice: object) -> dict[FieldPath, NamedTool]:
     """The tools that a tool_choice names, by their paths."""
     if isinstance(choice, AllowedTools):
-        path = "tool_choice.allowed_tools.tools"
+        path = FieldPath("tool_choice", "allowed_tools", "tools")
         tools = choice.allowed_tools.tools
-        return {f"{path}[{index}]": tool for index, tool in enumerate(tools)}
-    return {"tool_choice": choice} if isinstance(choice, NamedFunction | NamedCustom) else {}
+        return {path / index: tool for index, tool in enumerate(tools)}
+    return (
+        {FieldPath("tool_choice"): choice}
+        if isinstance(choice, NamedFunction | NamedCustom)
+        else {}
+    )
 
 
 def check_tools(
@@ -205,33 +209,32 @@ def check_tools(
     """The rules between the three.  Raises RequestError."""
     names: list[str] = []
     for index, tool in enumerate(tools or ()):
-        name, path = tool.function.name, f"tools[{index}].{tool.type}"
+        name, path = tool.function.name, FieldPath("tools", index, tool.type)
         if name in names:
             raise RequestError(
-                f"`{path}.name` is {name}, which an earlier tool has: give each tool a name of its "
-                "own",
-                param=f"{path}.name",
+                "{} is {}, which an earlier tool has: give each tool a name of its own",
+                (path / "name", name),
             )
         names.append(name)
         if isinstance(tool, CustomTool):
-            _check_format(tool.custom.format, f"{path}.format.grammar")
+            _check_format(tool.custom.format, path / "format" / "grammar")
     for field, value in (("parallel_tool_calls", parallel), ("tool_choice", choice)):
         if value not in (None, "none") and not tools:
-            raise RequestError(f"`{field}` needs `tools`: add them or leave it out", param=field)
+            raise RequestError("{} needs {tools}: add them or leave it out", FieldPath(field))
     offered = {(tool.type, tool.function.name) for tool in tools or ()}
     for path, tool in _chosen(choice).items():
         if (tool.type, tool.function.name) not in offered:
             raise RequestError(
-                f"`tool_choice` names the {tool.type} {tool.function.name}, which is not among "
-                f"`tools` ({', '.join(names[:10])})",
-                param=f"{path}.{tool.type}.name",
+                "{tool_choice} names the {} {}, which is not among {tools} ({})",
+                (tool.type, tool.function.name, ", ".join(names[:10])),
+                param=path / tool.type / "name",
             )
 
 
-def _check_format(format: CustomFormat | None, path: str) -> None:
+def _check_format(format: CustomFormat | None, path: FieldPath) -> None:
     """Raises RequestError unless there is a grammar exactly in a format of type grammar."""
     if format is None or (format.type == "grammar") == (format.grammar is not None):
         return
     if format.grammar is None:
-        raise MissingParameter(f"`{path}` is required for type grammar: add it", param=path)
-    raise RequestError(f"`{path}` belongs to type grammar, here the type is text", param=path)
+        raise MissingParameter("{} is required for type grammar: add it", path)
+    raise RequestError("{} belongs to type grammar, here the type is text", path)

@@ -38,8 +38,8 @@ async def get_request(request: Request, name: str) -> Response:
             "" if state.config.api_workers == 1 else ", by the one process of several that got them"
         )
         raise NotFound(
-            f"no request `{name[:128]}` is known: the last {limit} are remembered{shared} "
-            "(--request-history)",
+            "no request `{}` is known: the last {} are remembered{} (--request-history)",
+            (name[:128], limit, shared),
             code="request_not_found",
         )
     return JSONResponse(found)

@@ -14,7 +14,7 @@ from server.apis.responses.answer import ResponseAnswer, Write
 from server.apis.responses.database import RUNNING
 from server.apis.responses.items import JsonItem
 from server.apis.responses.store import ResponseStore
-from server.errors import RequestError, Unavailable
+from server.errors import FieldPath, RequestError, Unavailable
 from server.http.middleware import DrainState
 from server.http.sse import split_frames
 
@@ -91,9 +91,9 @@ class BackgroundResponses:
         )
         if not stored:
             raise RequestError(
-                "the input is larger than the store of responses keeps of one response: send less, "
-                "or use `background` false",
-                param="input",
+                "the input is larger than the store of responses keeps of one response: send "
+                "less, or use {background} false",
+                param=FieldPath("input"),
             )
         gate.open_requests += 1
         self._runs[answer.response["id"]] = _Run(answer, streamed)

@@ -9,7 +9,7 @@ from pydantic import Field, Tag
 
 from server.apis.openai.chat_schema import RefusalPart
 from server.apis.openai.tools_schema import FunctionName
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
 
 JsonItem = dict[str, Any]
@@ -172,27 +172,25 @@ def refuse_foreign_items(fields: dict[str, Any]) -> None:
     """
     count = 0
     for index, item in enumerate(items_of(fields.get("input"))[:MAX_ITEMS]):
-        path = f"input[{index}]"
+        path = FieldPath("input", index)
         _refuse_type(item, ITEM_TYPES, path, "send messages, function calls and their outputs")
         parts = fields_of(item)
         count += sum(len(items_of(parts.get(name))) for name in ("content", "output", "summary"))
         if count > MAX_TOTAL_PARTS:
             raise RequestError(
-                f"`input` has more than {MAX_TOTAL_PARTS} parts in all: put texts together",
-                param="input",
+                "{input} has more than {} parts in all: put texts together", MAX_TOTAL_PARTS
             )
         for name in ("content", "output"):
             for place, part in enumerate(items_of(parts.get(name))):
                 remedy = "this model reads text only: send parts of type input_text"
-                _refuse_type(part, TEXT_TYPES, f"{path}.{name}[{place}]", remedy)
+                _refuse_type(part, TEXT_TYPES, path / name / place, remedy)
 
 
-def _refuse_type(value: object, known: tuple[str, ...], path: str, remedy: str) -> None:
+def _refuse_type(value: object, known: tuple[str, ...], path: FieldPath, remedy: str) -> None:
     kind = fields_of(value).get("type")
     if isinstance(kind, str) and kind not in known:
         raise UnsupportedParameter(
-            f"`{path}.type` is {kind[:40]}, which this server does not take: {remedy}",
-            param=f"{path}.type",
+            "{} is {}, which this server does not take: {}", (path / "type", kind[:40], remedy)
         )
 
 
@@ -204,11 +202,10 @@ def check_roles(items: list[Any]) -> None:
         for place, part in enumerate(item.content):
             if (part.type == "input_text") == (item.role == "assistant"):
                 expected = "output_text" if item.role == "assistant" else "input_text"
-                path = f"input[{index}].content[{place}].type"
+                path = FieldPath("input", index, "content", place, "type")
                 raise RequestError(
-                    f"`{path}` is {part.type}: a message of role {item.role} has parts of type "
-                    f"{expected}",
-                    param=path,
+                    "{} is {}: a message of role {} has parts of type {}",
+                    (path, part.type, item.role, expected),
                 )
 
 

@@ -30,7 +30,7 @@ from server.apis.responses.translate import (
     conversation_of,
     with_chat_request,
 )
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.generation.chat_request import chat_prompt, prepare_chat
 from server.generation.generation import require_ready
 from server.generation.off_loop import off_loop
@@ -55,14 +55,12 @@ class RetrieveQuery(Body):
         """The rules between fields.  Raises RequestError."""
         if self.include_obfuscation:
             raise UnsupportedParameter(
-                "`include_obfuscation` is not supported by this server: use false",
-                param="include_obfuscation",
+                "{include_obfuscation} is not supported by this server: use false"
             )
         if self.starting_after is not None and not self.stream:
             raise RequestError(
-                "`starting_after` is only allowed when `stream` is true: set it or leave "
-                "`starting_after` out",
-                param="starting_after",
+                "{starting_after} is only allowed when {stream} is true: set it or leave "
+                "{starting_after} out"
             )
 
 
@@ -203,9 +201,10 @@ async def retrieve_response(request: Request, id: str) -> Response:
         return JsonBody(stored.response)
     if not stored.streamed:
         raise RequestError(
-            f"the events of '{id}' were not kept: only those of a response that was made with "
-            "both `background` and `stream` are",
-            param="stream",
+            "the events of '{}' were not kept: only those of a response that was made with both "
+            "{background} and {stream} are",
+            id,
+            param=FieldPath("stream"),
         )
     after = -1 if query.starting_after is None else query.starting_after
     return _follow(request, id, after)
@@ -226,8 +225,9 @@ async def cancel_response(request: Request, id: str) -> Response:
     stored = await _find(request, id)
     if not orjson.loads(stored.response)["background"]:
         raise RequestError(
-            f"Cannot cancel a synchronous response: '{id}' was not made with `background`",
-            param="id",
+            "Cannot cancel a synchronous response: '{}' was not made with {background}",
+            id,
+            param=FieldPath("id"),
         )
     if stored.status in RUNNING:
         await background_of(request).cancel(id)

@@ -11,7 +11,7 @@ from server.apis.openai.sampling_schema import INT64, LATER, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
 from server.apis.responses.items import MAX_ITEMS, Item, ItemId, check_roles
 from server.apis.responses.tools_schema import ResponsesToolChoice, ResponseTool, check_tools
-from server.errors import RequestError, UnknownParameter, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnknownParameter, UnsupportedParameter
 from server.http.validation import (
     Body,
     Unsupported,
@@ -140,34 +140,32 @@ class ResponsesRequest(Body):
             check_roles(self.input)
         if self.stream_options is not None and not self.stream:
             raise RequestError(
-                "`stream_options` is only allowed when `stream` is true: set it or leave "
-                "`stream_options` out",
-                param="stream_options",
+                "{stream_options} is only allowed when {stream} is true: set it or leave "
+                "{stream_options} out"
             )
         if self.stream_options is not None and self.stream_options.include_obfuscation:
-            _refuse("stream_options.include_obfuscation", "use false")
+            _refuse(FieldPath("stream_options", "include_obfuscation"), "use false")
         if self.background and not self.stored:
             raise RequestError(
-                "`background` needs `store` to be true, as there is no other way to fetch the "
-                "response: leave `store` out",
-                param="store",
+                "{background} needs {store} to be true, as there is no other way to fetch the "
+                "response: leave {store} out",
+                param=FieldPath("store"),
             )
         if self.top_logprobs and not self.wants_logprobs:
             raise RequestError(
-                f'`top_logprobs` needs "{LOGPROBS}" in `include`: add it or leave `top_logprobs` '
-                "out",
-                param="top_logprobs",
+                '{top_logprobs} needs "{}" in {include}: add it or leave {top_logprobs} out',
+                LOGPROBS,
             )
         check_tools(self.tools, self.tool_choice)
         for name in ("summary", "generate_summary"):
             if getattr(self.reasoning, name, None) not in (None, "auto"):
                 remedy = "reasoning is returned whole, without a summary; use auto"
-                _refuse(f"reasoning.{name}", remedy)
+                _refuse(FieldPath("reasoning", name), remedy)
 
 
-def _refuse(path: str, remedy: str) -> None:
+def _refuse(path: FieldPath, remedy: str) -> None:
     raise UnsupportedParameter(
-        f"`{path}` of this value is not supported by this server: {remedy}", param=path
+        "{} of this value is not supported by this server: {}", (path, remedy)
     )
 
 
@@ -212,5 +210,5 @@ def refuse_uncounted(fields: dict[str, Any]) -> None:
     for name in fields:
         if name not in COUNTED:
             raise UnknownParameter(
-                f"`{name[:64]}` is not a parameter of this route: remove it", param=name[:64]
+                "{} is not a parameter of this route: remove it", FieldPath(name[:64])
             )

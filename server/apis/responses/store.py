@@ -15,7 +15,7 @@ import orjson
 
 from server.apis.responses.database import Limits, ResponsesDatabase, Stored
 from server.apis.responses.items import JsonItem
-from server.errors import NotFound, RequestError, Unavailable
+from server.errors import FieldPath, NotFound, RequestError, Unavailable
 
 log = logging.getLogger("wavefill.responses")
 
@@ -56,7 +56,8 @@ class ResponseStore:
             return await loop.run_in_executor(self._thread, lambda: work(self._opened()))
         except (sqlite3.Error, OSError) as error:
             raise Unavailable(
-                f"the store of responses does not work ({error}): try again, or use `store` false",
+                "the store of responses does not work ({}): try again, or use `store` false",
+                error,
                 code="store_failed",
                 retry_after_s=5,
             ) from error
@@ -103,24 +104,27 @@ def history(database: ResponsesDatabase, owner: bytes, last: str) -> list[JsonIt
         if stored is None:
             behind = "" if id == last else f", which '{last}' continues,"
             raise RequestError(
-                f"Previous response with id '{id[:128]}'{behind} not found: it was not stored, "
-                "deleted, or not used for long; send the conversation as `input`",
-                param="previous_response_id",
+                "Previous response with id '{}'{} not found: it was not stored, deleted, or not "
+                "used for long; send the conversation as {input}",
+                (id[:128], behind),
+                param=FieldPath("previous_response_id"),
                 code="previous_response_not_found",
             )
         if stored.status not in ("completed", "incomplete"):
             raise RequestError(
-                f"the previous response '{last}' is {stored.status}: only one that is completed or "
-                "incomplete can be continued",
-                param="previous_response_id",
+                "the previous response '{}' is {}: only one that is completed or incomplete can "
+                "be continued",
+                (last, stored.status),
+                param=FieldPath("previous_response_id"),
             )
         chain.append(stored)
         size += len(stored.input) + len(stored.response)
         if len(chain) > MAX_CHAIN or size > MAX_CHAIN_BYTES:
             raise RequestError(
-                f"the conversation that ends with '{last}' is larger than this server puts "
-                "together: send what matters of it as `input`",
-                param="previous_response_id",
+                "the conversation that ends with '{}' is larger than this server puts together: "
+                "send what matters of it as {input}",
+                last,
+                param=FieldPath("previous_response_id"),
             )
         id = stored.previous
     return [item for row in reversed(chain) for item in _items_of(row.input, row.response)]
@@ -146,9 +150,8 @@ def find_items(database: ResponsesDatabase, owner: bytes, ids: set[str]) -> dict
         size += len(row[0]) + len(row[1])
         if size > MAX_CHAIN_BYTES:
             raise RequestError(
-                "the items that `input` refers to are in more responses than this server looks "
-                "through: send the items themselves",
-                param="input",
+                "the items that {input} refers to are in more responses than this server looks "
+                "through: send the items themselves"
             )
         found |= {item["id"]: item for item in _items_of(*row) if item["id"] in ids}
     return found
@@ -167,9 +170,10 @@ async def resolved(store: ResponseStore, owner: bytes, items: list[JsonItem]) ->
     for index, item in enumerate(items):
         if item["type"] == "item_reference" and item["id"] not in found:
             raise RequestError(
-                f"Item with id '{item['id']}' not found: only items of stored responses can be "
-                "referred to; send the item itself",
-                param=f"input[{index}].id",
+                "Item with id '{}' not found: only items of stored responses can be referred to; "
+                "send the item itself",
+                item["id"],
+                param=FieldPath("input", index, "id"),
             )
     return [found[item["id"]] if item["type"] == "item_reference" else item for item in items]
 
@@ -194,4 +198,4 @@ def find(database: ResponsesDatabase, owner: bytes, id: str) -> Stored:
 
 
 def missing(id: str) -> NotFound:
-    return NotFound(f"Response with id '{id[:128]}' not found.", code="not_found")
+    return NotFound("Response with id '{}' not found.", id[:128], code="not_found")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters, kind_tag
-from server.errors import RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import Body, fields_of, items_of, kind_of, tagged_union
 
 Description = Annotated[str, Field(max_length=65536)]
@@ -62,6 +62,10 @@ class ResponsesNamedTool(Body):
     type: Literal["function", "custom"]
     name: FunctionName
 
+    def as_chat(self) -> dict[str, Any]:
+        """As chat completions take it."""
+        return {"type": self.type, self.type: {"name": self.name}}
+
 
 def _known_type(value: object) -> object:
     if value not in ("function", "custom"):
@@ -111,27 +115,25 @@ def check_tools(
     offered = {(tool.type, tool.name) for tool in tools or ()}
     for index, tool in enumerate(choice.tools):
         if (tool.type, tool.name) not in offered:
-            path = f"tool_choice.tools[{index}].name"
+            path = FieldPath("tool_choice", "tools", index, "name")
             raise RequestError(
-                f"`{path}` is {tool.name}, which is not among `tools`: add it there or leave it "
-                "out",
-                param=path,
+                "{} is {}, which is not among {tools}: add it there or leave it out",
+                (path, tool.name),
             )
 
 
 def refuse_foreign_tools(fields: dict[str, Any]) -> None:
     """Raises UnsupportedParameter for a tool that OpenAI runs itself, naming it."""
     for index, tool in enumerate(items_of(fields.get("tools"))):
-        _refuse_tool(tool, f"tools[{index}].type", ("function", "custom"))
+        _refuse_tool(tool, FieldPath("tools", index, "type"), ("function", "custom"))
     choice = fields.get("tool_choice")
-    _refuse_tool(choice, "tool_choice.type", ("function", "custom", "allowed_tools"))
+    _refuse_tool(choice, FieldPath("tool_choice", "type"), ("function", "custom", "allowed_tools"))
 
 
-def _refuse_tool(value: object, path: str, known: tuple[str, ...]) -> None:
+def _refuse_tool(value: object, path: FieldPath, known: tuple[str, ...]) -> None:
     kind = fields_of(value).get("type")
     if isinstance(kind, str) and kind not in known:
         raise UnsupportedParameter(
-            f"`{path}` is {kind[:40]}: this server runs no tools of its own; use type "
-            f"{', '.join(known[:-1])} or {known[-1]}",
-            param=path,
+            "{} is {}: this server runs no tools of its own; use type {} or {}",
+            (path, kind[:40], ", ".join(known[:-1]), known[-1]),
         )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest
+from server.apis.field_names import map_error_fields
+from server.apis.openai.chat_schema import ChatRequest
 from server.apis.responses.items import CALLS, OUTPUTS, JsonItem, text_of
 from server.apis.responses.schema import ResponsesRequest, ResponsesSchemaFormat
 from server.apis.responses.tools_schema import ResponsesAllowedTools, ResponsesNamedTool
-from server.errors import ContextTooLong, RequestError
+from server.errors import ContextTooLong, FieldPath, RequestError
 from server.generation.chat_request import chat_prompt
 from server.generation.off_loop import off_loop
 from server.http.validation import parse
@@ -26,21 +26,31 @@ SAME_NAME = (
 )  # fmt: skip
 SYSTEM = ("system", "developer")
 CHARS_PER_ITEM = 256  # characters that take as long to look through as an item
-MAX_DIGITS = 9  # of an index
 REASONING = "reasoning_content"  # the field of a chat message
-START = r"(?:^|(?<=`))"  # names stand in backticks, or are a whole `param`
-# Fields of the chat request, and their names in this route.
-RENAMED = [
-    (re.compile(START + r"response_format(\.json_schema)?\b"), "text.format"),
-    (re.compile(START + r"reasoning_effort\b"), "reasoning.effort"),
-    (re.compile(START + r"verbosity\b"), "text.verbosity"),
-    (re.compile(START + r"max_(completion_)?tokens\b"), "max_output_tokens"),
-    (re.compile(START + r"(tools\[\d+\])\.custom\.format\.grammar\b"), r"\1.format"),
-    (re.compile(START + r"(tools\[\d+\]|tool_choice)\.(function|custom)\b"), r"\1"),
-]
-MESSAGE = re.compile(
-    START + r"messages(\[(\d+)\](\.tool_calls(\[(\d+)\](\.(?:function|custom))?)?)?)?(\.content\b)?"
-)
+EARLIER = FieldPath("previous_response_id")
+INPUT = FieldPath("input")
+INSTRUCTIONS = FieldPath("instructions")
+CALL = "messages.*.tool_calls.*"
+# For map_error_fields: ChatRequest's name of a field -> this route's
+FIELDS = {
+    "messages": "input",
+    "messages.*": "messages.*",
+    "messages.*.content": "messages.*",
+    "messages.*.tool_calls": "messages.*",
+    **{CALL: CALL, f"{CALL}.function": CALL, f"{CALL}.custom": CALL},
+    "response_format": "text.format",
+    "response_format.json_schema": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "verbosity": "text.verbosity",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "tools.*.function": "tools.*",
+    "tools.*.custom": "tools.*",
+    "tools.*.custom.format.grammar": "tools.*.format",
+    "tool_choice.function": "tool_choice",
+    "tool_choice.custom": "tool_choice",
+    "tool_choice.allowed_tools": "tool_choice",
+}
 
 
 @dataclass
@@ -51,13 +61,13 @@ class Conversation:
     """
 
     messages: list[JsonItem] = field(default_factory=list[JsonItem])
-    sources: list[list[str]] = field(default_factory=list[list[str]])
+    sources: list[list[FieldPath]] = field(default_factory=list[list[FieldPath]])
 
-    def add(self, message: JsonItem, source: str) -> None:
+    def add(self, message: JsonItem, source: FieldPath) -> None:
         self.messages.append(message)
         self.sources.append([source])
 
-    def add_item(self, item: JsonItem, source: str) -> None:
+    def add_item(self, item: JsonItem, source: FieldPath) -> None:
         kind = item["type"]
         if kind == "message":
             self._add_message(item, source)
@@ -70,7 +80,7 @@ class Conversation:
             content = output if isinstance(output, str) else text_of(output)
             self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
 
-    def _add_message(self, item: JsonItem, source: str) -> None:
+    def _add_message(self, item: JsonItem, source: FieldPath) -> None:
         message = {"role": item["role"], "content": text_of(item["content"])}
         if item["role"] == "assistant" and self._only_reasoning():
             self.messages[-1] |= message
@@ -78,7 +88,7 @@ class Conversation:
         else:
             self.add(message, source)
 
-    def _add_reasoning(self, item: JsonItem, source: str) -> None:
+    def _add_reasoning(self, item: JsonItem, source: FieldPath) -> None:
         """Part of the answer that follows; the chat template decides what the model sees of it."""
         text = text_of(item.get("content") or item["summary"])
         if not text:
@@ -92,7 +102,7 @@ class Conversation:
         last = self.messages[-1] if self.messages else {}
         return REASONING in last and not last["content"] and "tool_calls" not in last
 
-    def _add_call(self, item: JsonItem, source: str) -> None:
+    def _add_call(self, item: JsonItem, source: FieldPath) -> None:
         """Part of the answer before it: the model's text, or its other calls."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.add({"role": "assistant", "content": None}, source)
@@ -122,31 +132,6 @@ class Conversation:
             self.messages[:first] + self.messages[cut:], self.sources[:first] + self.sources[cut:]
         )
 
-    def rename_fields(self, error: RequestError) -> RequestError:
-        """The error of a chat request, with its fields named as in the Responses API."""
-        error.message = self._renamed(error.message)
-        error.param = error.param and self._renamed(error.param)
-        return error
-
-    def _renamed(self, text: str) -> str:
-        def source(found: re.Match[str]) -> str:
-            index, call = found[2], found[5]
-            if index is None:
-                return "input"
-            # There may be no such message or call: an error may quote the request.
-            sources = _at(self.sources, index) or [found[0]]
-            return sources[0] if call is None else _at(sources[1:], call) or found[0]
-
-        text = MESSAGE.sub(source, text)
-        for pattern, name in RENAMED:
-            text = pattern.sub(name, text)
-        return text
-
-
-def _at(items: list[T], index: str) -> T | None:
-    """The item with this index, if there is one."""
-    return items[int(index)] if len(index) <= MAX_DIGITS and int(index) < len(items) else None
-
 
 def conversation_of(
     body: ResponsesRequest, earlier: list[JsonItem], items: list[JsonItem]
@@ -157,27 +142,28 @@ def conversation_of(
     """
     conversation = Conversation()
     if body.instructions:
-        conversation.add({"role": "system", "content": body.instructions}, "instructions")
-    sources = ["previous_response_id"] * len(earlier)
-    sources += [
-        "input" if isinstance(body.input, str) else f"input[{i}]" for i in range(len(items))
-    ]
-    open_calls: dict[str, str] = {}
+        conversation.add({"role": "system", "content": body.instructions}, INSTRUCTIONS)
+    sources = [EARLIER] * len(earlier)
+    one = isinstance(body.input, str)
+    sources += [INPUT if one else INPUT / index for index in range(len(items))]
+    open_calls: dict[str, FieldPath] = {}
     for item, source in zip([*earlier, *items], sources, strict=True):
         if item["type"] in CALLS:
             open_calls[item["call_id"]] = source
         elif item["type"] in OUTPUTS and not open_calls.pop(item["call_id"], None):
             raise RequestError(
-                f"no tool call found for the function call output with call_id {item['call_id']}: "
-                f"send the {item['type'].removesuffix('_output')} item before its output",
-                param=f"{source}.call_id",
+                "no tool call found for the function call output with call_id {}: send the {} "
+                "item before its output",
+                (item["call_id"], item["type"].removesuffix("_output")),
+                param=source / "call_id",
             )
         conversation.add_item(item, source)
     for call_id, source in open_calls.items():
         raise RequestError(
-            f"no tool output found for function call {call_id}: send a function_call_output item "
-            "with this call_id",
-            param="input" if source == "previous_response_id" else source,
+            "no tool output found for function call {}: send a function_call_output item with "
+            "this call_id",
+            call_id,
+            param=INPUT if source is EARLIER else source,
         )
     # Joined once: a text that grew with every item would be copied as often.
     for message in conversation.messages:
@@ -201,7 +187,7 @@ def chat_request(body: ResponsesRequest, conversation: Conversation) -> ChatRequ
     if body.wants_logprobs:
         fields |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     fields = {name: value for name, value in fields.items() if value is not None}
-    return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
+    return parse(ChatRequest, fields)
 
 
 def _format(body: ResponsesRequest) -> dict[str, Any]:
@@ -216,18 +202,16 @@ def _format(body: ResponsesRequest) -> dict[str, Any]:
 
 
 def _tools(body: ResponsesRequest) -> dict[str, Any]:
-    """Tools, without those that `tool_choice` does not allow."""
     choice = body.tool_choice
     tools = body.tools or []
     if not tools and choice in (None, "none", "auto"):
         return {}  # OpenAI's clients send both without tools
     fields: dict[str, Any] = {"parallel_tool_calls": body.parallel_tool_calls if tools else None}
     if isinstance(choice, ResponsesAllowedTools):
-        allowed = {tool.name for tool in choice.tools}
-        tools = [tool for tool in tools if tool.name in allowed]
-        fields["tool_choice"] = choice.mode
+        allowed = {"mode": choice.mode, "tools": [tool.as_chat() for tool in choice.tools]}
+        fields["tool_choice"] = {"type": "allowed_tools", "allowed_tools": allowed}
     elif isinstance(choice, ResponsesNamedTool):
-        fields["tool_choice"] = {"type": choice.type, choice.type: {"name": choice.name}}
+        fields["tool_choice"] = choice.as_chat()
     else:
         fields["tool_choice"] = choice
     return fields | {"tools": [tool.as_chat() for tool in tools] or None}
@@ -243,14 +227,13 @@ async def with_chat_request(
 
     Raises the RequestErrors of `work` with the names of this route's fields.
     """
-    try:
+    with map_error_fields(FIELDS, conversation.sources):
         chat = await _chat(body, conversation)
-        if body.truncation == "auto" and not await _fits(state, body, chat):
-            conversation = await _cut(state, body, conversation)
-            chat = await _chat(body, conversation)
-        return await work(chat)
-    except RequestError as error:
-        raise conversation.rename_fields(error) from None
+        if body.truncation != "auto" or await _fits(state, body, chat):
+            return await work(chat)
+    shorter = await _cut(state, body, conversation)
+    with map_error_fields(FIELDS, shorter.sources):
+        return await work(await _chat(body, shorter))
 
 
 async def _cut(
@@ -262,10 +245,9 @@ async def _cut(
     while low < high:
         middle = (low + high) // 2
         shorter = conversation.without(cuts[middle])
-        if await _fits(state, body, await _chat(body, shorter)):
-            high = middle
-        else:
-            low = middle + 1
+        with map_error_fields(FIELDS, shorter.sources):
+            fits = await _fits(state, body, await _chat(body, shorter))
+        low, high = (low, middle) if fits else (middle + 1, high)
     return conversation.without(cuts[low]) if cuts else conversation
 
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from server.constrained.grammar_text import GrammarLiterals
 from server.constrained.reasoning_grammar import after_limited_reasoning, in_final_message
 from server.constrained.response_format import json_grammar
-from server.errors import UnsupportedParameter
+from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from tests.support.parsing.tool_grammars import (
@@ -91,7 +91,7 @@ def test_an_answer_without_reasoning_is_free_but_cannot_hide_it(
 
 
 def test_the_form_of_the_answer_follows_the_reasoning(tokenizer: Tokenizer):
-    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    requested = json_grammar({"type": "object", "required": ["a"]}, FieldPath("response_format"))
     grammar = after_limited_reasoning(requested, SEED, literals_of(tokenizer), 2, begun=True)
     end = SEED.closes[0]
     assert accepts(tokenizer, grammar, f'a{end}\n{{"a": 1}}')
@@ -143,7 +143,7 @@ def test_harmonys_preambles_and_calls_follow_the_reasoning(tokenizer: Tokenizer,
 def test_the_form_of_harmonys_final_message_follows_the_reasoning(tokenizer: Tokenizer):
     literals = literals_of(tokenizer)
     schema = {"type": "object", "required": ["a"]}
-    requested = in_final_message(json_grammar(schema, "response_format"), literals)
+    requested = in_final_message(json_grammar(schema, FieldPath("response_format")), literals)
     format = TOOL_FORMATS["harmony"]
     calls = tool_grammar(request(), requested, format, "", literals, reasoning_between=False)
     for answer, may_call in ((requested, False), (calls, True)):

@@ -16,6 +16,7 @@ from runtime.grammar.messages import Compile, Compiled
 from server.constrained.grammar_text import Grammar
 from server.constrained.grammar_worker import Checker, GrammarCheckArgs
 from server.constrained.response_format import json_grammar
+from server.errors import FieldPath
 from tests.support.server.fake_engine import VOCAB, FakeServer, write_tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -166,7 +167,7 @@ def test_any_text_needs_no_grammar(fake: FakeServer, http: httpx.Client, request
 
 
 def test_white_space_is_a_space_or_an_indentation(judge: Judge) -> None:
-    (grammar,) = json_grammar({"type": "object"}, "x").grammars
+    (grammar,) = json_grammar({"type": "object"}, FieldPath("x")).grammars
     text = json.dumps({"grammars": [grammar]})
     value = {"a": [1, {"b": []}], "c": "  \t "}
     good = [json.dumps(value, indent=indent) for indent in (None, 0, 2, 4, "\t")]

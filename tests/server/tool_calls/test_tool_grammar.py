@@ -12,7 +12,7 @@ from server.apis.openai.response_format_schema import StructuredOutputs
 from server.constrained.grammar_text import Grammar
 from server.constrained.reasoning_grammar import after_reasoning
 from server.constrained.response_format import format_grammar, json_grammar
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from server.tool_calls.parser.answer import AnswerParser
@@ -157,13 +157,13 @@ def test_strict_tools_leave_text_free_and_bind_the_calls_in_it(tokenizer: Tokeni
 
 def test_tools_that_are_not_strict_bind_nothing(tokenizer: Tokenizer):
     assert grammar_of(tokenizer, "hermes") is None
-    requested = json_grammar({"type": "object"}, "response_format")
+    requested = json_grammar({"type": "object"}, FieldPath("response_format"))
     none = {"tool_choice": "none"}
     assert grammar_of(tokenizer, "hermes", requested, **none) is requested
 
 
 def test_a_format_for_the_answer_still_lets_tools_be_called(tokenizer: Tokenizer):
-    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    requested = json_grammar({"type": "object", "required": ["a"]}, FieldPath("response_format"))
     grammar = grammar_of(tokenizer, "hermes", requested)
     assert grammar is not None
     assert accepts(tokenizer, grammar, '{"a": 1}')

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from server.constrained.grammar_text import Grammar
 from server.constrained.reasoning_grammar import after_reasoning, in_final_message
 from server.constrained.response_format import json_grammar
+from server.errors import FieldPath
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.deltas import ContentDelta, ReasoningDelta, ToolCallDelta
@@ -83,7 +84,7 @@ def test_strict_tools_leave_messages_free_and_bind_the_calls(tokenizer: Tokenize
 
 
 def test_a_format_for_the_answer_is_that_of_its_final_message(tokenizer: Tokenizer):
-    requested = json_grammar({"type": "object", "required": ["a"]}, "response_format")
+    requested = json_grammar({"type": "object", "required": ["a"]}, FieldPath("response_format"))
     requested = in_final_message(requested, literals_of(tokenizer))
     alone = with_reasoning(tokenizer, requested)
     with_tools = with_reasoning(tokenizer, grammar_of(tokenizer, "harmony", requested))

@@ -13,7 +13,7 @@ import pytest
 
 from server.apis.anthropic.request import FIELDS, anthropic_id, model_id
 from server.apis.field_names import map_error_fields
-from server.errors import RequestError
+from server.errors import FieldPath, RequestError
 from tests.support.server.fake_engine import FakeServer
 from tests.support.server.qwen_fake_model import (
     CALL,
@@ -311,20 +311,20 @@ def test_a_call_that_must_be_made_is_enforced(
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
-        ("tools[0].function.parameters.properties.a", "tools[0].input_schema.properties.a"),
-        ("tools[12].function.name", "tools[12].name"),
-        ("response_format.json_schema.schema.items", "output_config.format.schema.items"),
-        ("messages[1].content", "messages[0].content"),
-        ("messages[0]", "system"),
-        ("stop[1]", "stop_sequences[1]"),
-        ("stopped", "stopped"),
+        (("tools", 0, "function", "parameters", "type"), "tools[0].input_schema.type"),
+        (("tools", 12, "function", "name"), "tools[12].name"),
+        (("response_format", "json_schema", "schema", 7), "output_config.format.schema[7]"),
+        (("messages", 1, "content"), "messages[0].content"),
+        (("messages", 0), "system"),
+        (("stop", 1), "stop_sequences[1]"),
+        (("stopped",), "stopped"),
     ],
 )
-def test_an_error_names_fields_as_the_caller_wrote_them(sent: str, expected: str):
+def test_an_error_names_fields_as_the_caller_wrote_them(sent: tuple[str | int, ...], expected: str):
     with (
         pytest.raises(RequestError) as refused,
-        map_error_fields(["system", "messages[0]"], FIELDS),
+        map_error_fields(FIELDS, [[FieldPath("system")], [FieldPath("messages", 0)]]),
     ):
-        raise RequestError(f"look at `{sent}`, stop", param=sent)
+        raise RequestError("look at {}, stop", FieldPath(*sent))
     assert refused.value.param == expected
     assert refused.value.message == f"look at `{expected}`, stop"

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import processors
 
 from runtime.messages import EngineRequest, PoolingParams, Ready, SamplingParams
+from server.errors import FieldPath
 from server.generation.embeddings import MAX_CONCURRENT, EmbeddingInput
 from server.generation.sampling_params import Truncation
 from tests.support.server.fake_engine import (
@@ -250,11 +251,11 @@ def test_a_cut_text_keeps_the_token_that_ends_it(fake: FakeServer, side: Any):
         single="$A <|end|>", special_tokens=[("<|end|>", 0)]
     )
     try:
-        assert EmbeddingInput(text, "input").tokens(fake.tokenizer) == [*whole, 0]
-        cut = EmbeddingInput(text, "input", Truncation(2, side)).tokens(fake.tokenizer)
+        assert EmbeddingInput(text, FieldPath("input")).tokens(fake.tokenizer) == [*whole, 0]
+        cut = EmbeddingInput(text, FieldPath("input"), Truncation(2, side)).tokens(fake.tokenizer)
         assert cut == [whole[-1] if side == "left" else whole[0], 0]
         assert (
-            EmbeddingInput(text, "input", Truncation(2, side), special=False).tokens(
+            EmbeddingInput(text, FieldPath("input"), Truncation(2, side), special=False).tokens(
                 fake.tokenizer
             )[-1]
             != 0

@@ -22,6 +22,7 @@ WEATHER: dict[str, Any] = {
     "parameters": PARAMETERS,
 }
 TIME: dict[str, Any] = {"type": "function", "name": "time"}
+NAMED_TIME = {"type": "function", "function": {"name": "time"}}
 ASK: dict[str, Any] = {"model": "fake", "input": "Weather in Rome?", "tools": [WEATHER, TIME]}
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 
@@ -193,7 +194,7 @@ def test_a_function_that_is_named_is_called_once(fake: FakeServer):
         ),
         (
             {"type": "allowed_tools", "mode": "required", "tools": [TIME]},
-            "required",
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED_TIME]}},
         ),
     ],
 )
