@@ -124,10 +124,10 @@ class BatchDatabase:
             self._connection.close()
 
 
-def number_of(connection: sqlite3.Connection, table: str, owner: str, after: str) -> int:
+def number_of(connection: sqlite3.Connection, table: str, owner: bytes, after: str) -> int:
     """The number of `after`, where a page begins.  Raises RequestError if it is not in the list."""
     row = connection.execute(
-        f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner, after)
+        f"SELECT number FROM {table} WHERE owner = ? AND id = ?", (owner.hex(), after)
     ).fetchone()
     if row is None:
         raise RequestError(

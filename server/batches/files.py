@@ -69,7 +69,7 @@ class FileStore:
         """The path of the file's bytes.  `id` is one of `insert`."""
         return self.database.directory / "files" / id
 
-    def begin(self, owner: str, num_bytes: int) -> str:
+    def begin(self, owner: bytes, num_bytes: int) -> str:
         """Reserve room for an upload.  Raises RequestError, RateLimited if there is none."""
         with self.database.transaction() as connection:
             count, used = connection.execute(
@@ -99,14 +99,14 @@ class FileStore:
         return used >= self.max_bytes
 
     def insert(
-        self, connection: sqlite3.Connection, owner: str, state: str, num_bytes: int = 0
+        self, connection: sqlite3.Connection, owner: bytes, state: str, num_bytes: int = 0
     ) -> str:
         """A row whose file is not whole yet; returns its id."""
         id = f"file-{uuid.uuid4().hex[:24]}"
         connection.execute(
             "INSERT INTO files (id, owner, state, filename, purpose, bytes, created_at)"
             " VALUES (?, ?, ?, '', '', ?, ?)",
-            (id, owner, state, num_bytes, int(self._clock())),
+            (id, owner.hex(), state, num_bytes, int(self._clock())),
         )
         return id
 
@@ -130,12 +130,12 @@ class FileStore:
         )
         return StoredFile(**row)
 
-    def find(self, owner: str, id: str, param: FieldPath | None = None) -> StoredFile:
+    def find(self, owner: bytes, id: str, param: FieldPath | None = None) -> StoredFile:
         """Raises NotFound, also for files of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
                 f"SELECT {COLUMNS} FROM files WHERE owner = ? AND id = ? AND {VISIBLE}",
-                (owner, id, self._clock()),
+                (owner.hex(), id, self._clock()),
             ).fetchone()
         if row is None:
             raise NotFound(
@@ -146,9 +146,9 @@ class FileStore:
             )
         return StoredFile(**row)
 
-    def page(self, owner: str, query: FileQuery) -> tuple[list[StoredFile], bool]:
+    def page(self, owner: bytes, query: FileQuery) -> tuple[list[StoredFile], bool]:
         """A page of files by age, and whether there are more.  Raises RequestError."""
-        where, values = f"owner = ? AND {VISIBLE}", [owner, self._clock()]
+        where, values = f"owner = ? AND {VISIBLE}", [owner.hex(), self._clock()]
         compare, order = (">", "ASC") if query.order == "asc" else ("<", "DESC")
         if query.purpose is not None:
             where, values = f"{where} AND purpose = ?", [*values, query.purpose]
@@ -162,7 +162,7 @@ class FileStore:
             ).fetchall()
         return [StoredFile(**row) for row in rows[: query.limit]], len(rows) > query.limit
 
-    def delete(self, owner: str, id: str) -> None:
+    def delete(self, owner: bytes, id: str) -> None:
         """Raises NotFound, or RequestError while a batch reads it."""
         self.find(owner, id)
         with self.database.transaction() as connection:

@@ -41,7 +41,7 @@ class BatchRunner:
 
     def __post_init__(self) -> None:
         self._slots = BatchSlots(self.client, self.config.batch_concurrency)
-        self._running: dict[str, tuple[str, asyncio.Task[None]]] = {}  # id -> owner, task
+        self._running: dict[str, tuple[bytes, asyncio.Task[None]]] = {}  # id -> owner, task
 
     async def run(self) -> None:
         """Runs until it is cancelled; results that are being written are completed then."""
@@ -95,7 +95,7 @@ class BatchRunner:
             max_line_bytes=self.config.max_body_bytes,
             poll_seconds=self.poll_seconds,
             # Each line belongs to the owner of the batch, and so does what it stores.
-            scope={OWNER: bytes.fromhex(stored.owner)},
+            scope={OWNER: stored.owner},
         )
         try:
             await run.run()

@@ -131,7 +131,7 @@ class StoredBatch:
     """A batch and the fields that clients do not see."""
 
     batch: BatchObject
-    owner: str
+    owner: bytes
     output_id: str  # reserved for its output and errors
     error_id: str
     keep_seconds: int  # until those files expire

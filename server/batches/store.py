@@ -42,7 +42,7 @@ class BatchStore:
     def close(self) -> None:
         self.database.close()
 
-    def create(self, owner: str, body: BatchRequest) -> BatchObject:
+    def create(self, owner: bytes, body: BatchRequest) -> BatchObject:
         """Raises RequestError if the input file does not exist or is not meant for batches."""
         file = self.files.find(owner, body.input_file_id, FieldPath("input_file_id"))
         if file.purpose != "batch":
@@ -71,7 +71,7 @@ class BatchStore:
                 " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
                 (
                     batch.id,
-                    owner,
+                    owner.hex(),
                     batch.status,
                     file.id,
                     self.files.insert(connection, owner, "reserved"),
@@ -98,11 +98,11 @@ class BatchStore:
             (max(0, count + 1 - MAX_BATCHES),),
         )
 
-    def find(self, owner: str, id: str) -> BatchObject:
+    def find(self, owner: bytes, id: str) -> BatchObject:
         """Raises NotFound, also for batches of other owners."""
         with self.database.reading() as connection:
             row = connection.execute(
-                "SELECT body FROM batches WHERE owner = ? AND id = ?", (owner, id)
+                "SELECT body FROM batches WHERE owner = ? AND id = ?", (owner.hex(), id)
             ).fetchone()
         if row is None:
             raise NotFound(
@@ -112,7 +112,7 @@ class BatchStore:
             )
         return _batch(row)
 
-    def page(self, owner: str, query: BatchQuery) -> tuple[list[BatchObject], bool]:
+    def page(self, owner: bytes, query: BatchQuery) -> tuple[list[BatchObject], bool]:
         """A page of batches, the newest first, and whether there are more.  Raises RequestError."""
         with self.database.reading() as connection:
             after = query.after
@@ -120,11 +120,11 @@ class BatchStore:
             rows = connection.execute(
                 "SELECT body FROM batches WHERE owner = ? AND number < ?"
                 " ORDER BY number DESC LIMIT ?",
-                (owner, number, query.limit + 1),
+                (owner.hex(), number, query.limit + 1),
             ).fetchall()
         return [_batch(row) for row in rows[: query.limit]], len(rows) > query.limit
 
-    def cancel(self, owner: str, id: str) -> BatchObject:
+    def cancel(self, owner: bytes, id: str) -> BatchObject:
         """Cancel a batch.  Raises NotFound, or RequestError if it has ended."""
         self.find(owner, id)
 
@@ -151,7 +151,7 @@ class BatchStore:
                 "SELECT body, owner, output_id, error_id, keep_seconds FROM batches"
                 f" WHERE {IS_OPEN} ORDER BY number"
             ).fetchall()
-        return [StoredBatch(_batch(row), *row[1:]) for row in rows]
+        return [StoredBatch(_batch(row), bytes.fromhex(row[1]), *row[2:]) for row in rows]
 
     def change(self, id: str, change: Callable[[BatchObject], BatchObject]) -> BatchObject:
         """Replace a batch by `change(batch)`, in one transaction."""

@@ -19,7 +19,7 @@ class Record:
 
     name: str  # the answer's id without its prefix
     request_id: str
-    key: bytes
+    owner: bytes
     facts: dict[str, object]  # what does not change
     snapshot: Callable[[], dict[str, object]] | None  # until it ends
     final: dict[str, object] = field(default_factory=dict[str, object])
@@ -50,25 +50,26 @@ class RequestLog:
         snapshot  returns its state while it runs
         """
         scope = exchange.get({})
-        request_id, key = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
+        request_id, owner = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
         facts = {"id": name, "object": "request", "request_id": request_id} | facts
-        record = Record(name, request_id, key, facts | {"created": round(time.time(), 3)}, snapshot)
+        facts |= {"created": round(time.time(), 3)}
+        record = Record(name, request_id, owner, facts, snapshot)
         if self.limit < 1:
             return record
         if len(self._records) >= self.limit:
             self._forget(self._records.popleft())
         self._records.append(record)
         for id in (name, request_id):
-            self._by_id[key, id] = record
+            self._by_id[owner, id] = record
         return record
 
     def _forget(self, record: Record) -> None:
         for id in (record.name, record.request_id):
-            if self._by_id.get((record.key, id)) is record:
-                del self._by_id[record.key, id]
+            if self._by_id.get((record.owner, id)) is record:
+                del self._by_id[record.owner, id]
 
-    def find(self, id: str, key: bytes) -> dict[str, object] | None:
-        """A request of the owner of this key, by X-Request-Id or by its answer's id."""
+    def find(self, id: str, owner: bytes) -> dict[str, object] | None:
+        """A request of this owner, by X-Request-Id or by its answer's id."""
         name = id.replace("_", "-").rpartition("-")[2]
-        record = self._by_id.get((key, id)) or self._by_id.get((key, name))
+        record = self._by_id.get((owner, id)) or self._by_id.get((owner, name))
         return None if record is None or not id else record.to_json()

@@ -29,14 +29,9 @@ def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     return uuid.uuid4().hex.encode()
 
 
-def owner_digest(request: Request) -> bytes:
+def owner_of(request: Request) -> bytes:
     """Whose things a request may see: the SHA-256 of its key; b"" if it needs none."""
     return request.scope.get("state", {}).get(OWNER, b"")
-
-
-def owner_of(request: Request) -> str:
-    """owner_digest in hexadecimal: the owner in the stores of files, batches and chats."""
-    return owner_digest(request).hex()
 
 
 def prefix_salt(request: Request, cache_salt: str | None) -> bytes:
@@ -44,4 +39,4 @@ def prefix_salt(request: Request, cache_salt: str | None) -> bytes:
 
     Digests have one length, so no `cache_salt` can imitate another key's.
     """
-    return owner_digest(request) + (cache_salt or "").encode()
+    return owner_of(request) + (cache_salt or "").encode()

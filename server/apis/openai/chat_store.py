@@ -49,10 +49,9 @@ T = TypeVar("T")
 class ChatStore:
     """The chat completions of one owner."""
 
-    def __init__(self, store: ResponseStore, owner: str) -> None:
-        """`owner` as server.http.request_context.owner_of gives it."""
+    def __init__(self, store: ResponseStore, owner: bytes) -> None:
         self._store = store
-        self._owner = f"chat:{owner}".encode()
+        self._owner = f"chat:{owner.hex()}".encode()
 
     async def check(self) -> None:
         """Raises Unavailable if nothing can be kept now."""

@@ -9,7 +9,7 @@ from server.errors import NotFound
 from server.http.endpoints import Endpoints
 from server.http.openapi_parts import ANY_OBJECT, NUMBER, TEXT, object_of, word
 from server.http.query import NoQuery, parse_query
-from server.http.request_context import owner_digest
+from server.http.request_context import owner_of
 from server.state import state_of
 
 endpoints = Endpoints("models, tokens, requests")
@@ -30,8 +30,8 @@ async def get_request(request: Request, name: str) -> Response:
     """By X-Request-Id or by the answer's id, while it runs and for a while afterwards."""
     parse_query(NoQuery, request.query_params)
     state = state_of(request)
-    key = owner_digest(request)
-    found = state.requests.find(name, key) or state.batch_requests.find(name, key)
+    owner = owner_of(request)
+    found = state.requests.find(name, owner) or state.batch_requests.find(name, owner)
     if found is None:
         limit = state.requests.limit
         shared = (

@@ -39,7 +39,7 @@ from server.http.json_body import JsonBody, read_checked
 from server.http.openapi_parts import COUNT, deleted, object_of, page_schema, word
 from server.http.pagination import page_of
 from server.http.query import NoQuery, parse_query
-from server.http.request_context import owner_digest, prefix_salt
+from server.http.request_context import owner_of, prefix_salt
 from server.http.sse import EventStream, while_connected
 from server.http.validation import Body, parse
 from server.state import state_of
@@ -99,7 +99,7 @@ async def create_response(request: Request) -> Response:
 
     async def on_end(response: JsonItem) -> None:
         if body.stored and not body.background:
-            await keep(state.responses, owner_digest(request), response, items)
+            await keep(state.responses, owner_of(request), response, items)
 
     answer = ResponseAnswer(state, body, generation, on_end)
     if body.background:
@@ -136,7 +136,7 @@ async def _read(
     body, items = await read_checked(request, checked)
     state = state_of(request)
     state.check_model(body.model)
-    return body, await resolved(state.responses, owner_digest(request), items)
+    return body, await resolved(state.responses, owner_of(request), items)
 
 
 async def _conversation(
@@ -146,7 +146,7 @@ async def _conversation(
     earlier: list[JsonItem] = []
     last = body.previous_response_id
     if last is not None:
-        owner = owner_digest(request)
+        owner = owner_of(request)
         store = state_of(request).responses
         earlier = await store.call(lambda database: history(database, owner, last))
     size = CHARS_PER_ITEM * (len(earlier) + len(items))
@@ -179,7 +179,7 @@ async def _in_background(
     gate = request.app.state.drain_state
     streamed = bool(body.stream)
     try:
-        await background_of(request).start(answer, items, owner_digest(request), streamed, gate)
+        await background_of(request).start(answer, items, owner_of(request), streamed, gate)
     except BaseException:
         answer.generation.close()
         raise
@@ -213,7 +213,7 @@ async def retrieve_response(request: Request, id: str) -> Response:
 @endpoints.delete("/v1/responses/{id}", summary="Forget a response", answer=deleted("response"))
 async def delete_response(request: Request, id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    owner = owner_digest(request)
+    owner = owner_of(request)
     if not await state_of(request).responses.call(lambda database: database.delete(owner, id)):
         raise missing(id)
     return JsonBody(orjson.dumps({"id": id, "object": "response", "deleted": True}))
@@ -243,7 +243,7 @@ async def cancel_response(request: Request, id: str) -> Response:
 )
 async def list_input_items(request: Request, id: str) -> Response:
     query = parse_query(ItemsQuery, request.query_params)
-    owner = owner_digest(request)
+    owner = owner_of(request)
 
     def work(database: ResponsesDatabase) -> bytes:
         items = orjson.loads(find(database, owner, id).input)
@@ -258,7 +258,7 @@ def background_of(request: Request) -> BackgroundResponses:
 
 
 async def _find(request: Request, id: str) -> Stored:
-    owner = owner_digest(request)
+    owner = owner_of(request)
     return await state_of(request).responses.call(lambda database: find(database, owner, id))
 
 

@@ -186,18 +186,18 @@ async def test_without_a_data_directory_the_message_names_the_option(tmp_path: P
 def test_the_number_of_files_is_bounded(tmp_path: Path):
     store = FileStore(BatchDatabase(tmp_path), max_bytes=1000, max_files=3)
     for _ in range(3):
-        store.begin("", 1)
+        store.begin(b"", 1)
     with pytest.raises(RateLimited, match="at most 3"):
-        store.begin("", 1)
+        store.begin(b"", 1)
     store.database.close()
 
 
 def test_what_died_in_the_middle_is_swept_away(tmp_path: Path):
     clock = FakeClock()
     store = FileStore(BatchDatabase(tmp_path), max_bytes=1000, clock=clock)
-    died = store.begin("", 10)
+    died = store.begin(b"", 10)
     store.path(died).write_bytes(b"ha")
-    half_deleted = store.begin("", 10)
+    half_deleted = store.begin(b"", 10)
     store.path(half_deleted).write_bytes(b"x")
     with store.database.transaction() as connection:
         store.finish(
@@ -210,13 +210,13 @@ def test_what_died_in_the_middle_is_swept_away(tmp_path: Path):
         )
         connection.execute("UPDATE files SET state = 'deleting' WHERE id = ?", (half_deleted,))
     with pytest.raises(NotFound):
-        store.find("", half_deleted)
+        store.find(b"", half_deleted)
     store.sweep()
     assert [path.name for path in (tmp_path / "files").iterdir()] == [died], "it may still go on"
     clock.now += 3601
     store.sweep()
     assert list((tmp_path / "files").iterdir()) == []
-    store.begin("", 1000)
+    store.begin(b"", 1000)
     store.database.close()
 
 

@@ -30,7 +30,11 @@ def test_a_completion_is_fetched_as_it_was_answered_until_it_is_deleted(fake: Fa
     shown = found.model_dump()
     assert {name: shown[name] for name in made.model_dump()} == made.model_dump()
 
-    assert (shown["metadata"], shown["temperature"], shown["input_user"]) == ({"a": "b"}, 0.5, "me")
+    assert (shown["metadata"], shown["temperature"], shown["input_user"]) == (
+        {"a": "b"},
+        0.5,
+        "me",
+    )
     deleted = chats.delete(made.id)
     assert deleted.deleted and deleted.id == made.id
     for call in (chats.retrieve, chats.delete, chats.messages.list):
@@ -166,7 +170,7 @@ def completion(id: str, text: str = "") -> dict[str, Any]:
 
 
 async def test_the_oldest_go_when_there_is_no_room_and_lists_forget_them_too():
-    chats = ChatStore(ResponseStore(limits=Limits(responses=3)), "me")
+    chats = ChatStore(ResponseStore(limits=Limits(responses=3)), b"me")
     body = ChatRequest.model_validate(KEPT)
     for n in range(5):
         await chats.keep(completion(f"chatcmpl-{n}"), body)
@@ -177,7 +181,7 @@ async def test_the_oldest_go_when_there_is_no_room_and_lists_forget_them_too():
 
 async def test_a_page_leaves_out_what_another_process_removes_meanwhile():
     store = ResponseStore()
-    chats = ChatStore(store, "me")
+    chats = ChatStore(store, b"me")
     await chats.keep(completion("chatcmpl-1"), ChatRequest.model_validate(KEPT))
     removed = ("chatcmpl-0", b"chat:me", 0.0, "fake", "{}")  # listed, but without its response
 
@@ -190,7 +194,7 @@ async def test_a_page_leaves_out_what_another_process_removes_meanwhile():
 
 
 async def test_what_is_too_large_is_not_kept_and_the_log_says_so(caplog: pytest.LogCaptureFixture):
-    chats = ChatStore(ResponseStore(limits=Limits(bytes=4000)), "me")
+    chats = ChatStore(ResponseStore(limits=Limits(bytes=4000)), b"me")
     large = completion("chatcmpl-1", "x" * 2000)
     await chats.keep(large, ChatRequest.model_validate(KEPT))
     assert large["store"] is False
@@ -200,7 +204,7 @@ async def test_what_is_too_large_is_not_kept_and_the_log_says_so(caplog: pytest.
 
 async def test_a_key_sees_its_own_completions_only():
     store = ResponseStore()
-    mine, others = ChatStore(store, "aa"), ChatStore(store, "bb")
+    mine, others = ChatStore(store, b"aa"), ChatStore(store, b"bb")
     await mine.keep(completion("chatcmpl-1"), ChatRequest.model_validate(KEPT))
     assert b"chatcmpl-1" in await mine.page(ANY)
     assert b'"data":[]' in await others.page(ANY)
@@ -209,7 +213,7 @@ async def test_a_key_sees_its_own_completions_only():
 async def test_a_failing_store_is_an_error_before_the_answer_and_logged_after_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    chats = ChatStore(ResponseStore(str(tmp_path / "no" / "folder")), "me")
+    chats = ChatStore(ResponseStore(str(tmp_path / "no" / "folder")), b"me")
     with pytest.raises(Unavailable) as refused:
         await chats.check()
     assert (refused.value.status, refused.value.code) == (503, "store_failed")
