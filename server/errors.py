@@ -51,7 +51,6 @@ class FieldPath(tuple[str | int, ...]):
         return FieldPath(*self, step)
 
     def __str__(self) -> str:
-        """The path as OpenAI writes it."""
         steps = [f"[{step}]" if isinstance(step, int) else f".{step}" for step in self]
         return "".join(steps).removeprefix(".")
 
@@ -156,13 +155,7 @@ class RateLimited(RequestError):
     status = 429
     type = RATE_LIMIT
     code = "rate_limit_exceeded"
-
-    def __init__(
-        self, template: LiteralString, values: object = (), *, reason: str, retry_after_s: int
-    ) -> None:
-        """`reason` labels the metric of refusals; see server/generation/admission.py."""
-        super().__init__(template, values, retry_after_s=retry_after_s)
-        self.reason = reason
+    reason = ""  # labels the metric of refusals; see server/generation/admission.py
 
 
 class EngineFailed(RequestError):

@@ -37,13 +37,9 @@ def _renamed(path: FieldPath, names: Mapping[str, str]) -> FieldPath:
 
 
 def _in_source(path: FieldPath, sources: Sources) -> FieldPath:
-    match path:
-        case ("messages", int(index), *rest) if index < len(sources):
-            message, *calls = sources[index]
-            match rest:
-                case ("tool_calls", int(place), *inner) if place < len(calls):
-                    return FieldPath(*calls[place], *inner)
-                case _:
-                    return FieldPath(*message, *rest)
-        case _:
-            return path
+    if path[:1] != ("messages",) or len(path) < 2 or not sources:
+        return path
+    message, *calls = sources[int(path[1])]
+    if path[2:3] == ("tool_calls",) and len(path) > 3:
+        return FieldPath(*calls[int(path[3])], *path[4:])
+    return FieldPath(*message, *path[2:])

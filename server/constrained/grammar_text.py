@@ -12,10 +12,8 @@ TEXT = r"/(?s:.*)/"
 # At each place one space, or a new line and its indentation: a model that is not sure how to
 # continue writes white space for as long as it may.
 WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
-SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
-
-
 Path = tuple[str | int, ...]  # a FieldPath, as msgspec reads it
+SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class Grammar(Struct, frozen=True):

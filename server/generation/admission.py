@@ -40,7 +40,9 @@ RETRY_AFTER_S: Mapping[Reason, int] = {
 
 def full(reason: Reason, template: LiteralString, values: object) -> RateLimited:
     """The 429 to raise; the middleware counts it when it answers."""
-    return RateLimited(template, values, reason=reason, retry_after_s=RETRY_AFTER_S[reason])
+    error = RateLimited(template, values, retry_after_s=RETRY_AFTER_S[reason])
+    error.reason = reason
+    return error
 
 
 class Admission:

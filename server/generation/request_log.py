@@ -52,7 +52,7 @@ class RequestLog:
         scope = exchange.get({})
         request_id, owner = scope.get(REQUEST_ID, ""), scope.get(OWNER, b"")
         facts = {"id": name, "object": "request", "request_id": request_id} | facts
-        facts |= {"created": round(time.time(), 3)}
+        facts["created"] = round(time.time(), 3)
         record = Record(name, request_id, owner, facts, snapshot)
         if self.limit < 1:
             return record

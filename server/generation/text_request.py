@@ -9,9 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.messages import Ready, SamplingParams
-from server.apis.openai.completions_schema import CompletionRequest
+from server.apis.openai.completions_schema import CompletionRequest, Prompts
 from server.constrained.request_grammar import answer_grammar
-from server.errors import FieldPath
 from server.generation.admission import AdmissionSlots
 from server.generation.generation import Generation, require_ready
 from server.generation.logprobs import check_scores
@@ -65,10 +64,7 @@ async def submit_texts(
 
 
 async def _prompts(
-    state: ServerState,
-    ready: Ready,
-    body: CompletionRequest,
-    inputs: dict[FieldPath, str | list[int]],
+    state: ServerState, ready: Ready, body: CompletionRequest, inputs: Prompts
 ) -> list[CompletionPrompt]:
     """inputs: texts or token ids by the paths of their fields"""
     tokenizer = state.tokenizer

@@ -51,22 +51,14 @@ def model_id(id: str) -> str:
     return found[3] or f"functions.{found[1]}:{found[2]}"
 
 
-CALL = "messages.*.tool_calls.*"
 # For map_error_fields: ChatRequest's name of a field -> Anthropic's
 FIELDS = {
-    "messages.*.tool_calls": "messages.*",
-    CALL: CALL,
-    f"{CALL}.function": CALL,
-    f"{CALL}.function.arguments": f"{CALL}.input",
+    "messages.*.tool_calls": "messages.*.content",
     "continue_final_message": "messages",
     "stop": "stop_sequences",
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
-    "tool_choice.function": "tool_choice",
-    "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
     "thinking_token_budget": "thinking.budget_tokens",
-    "chat_template_kwargs": "thinking",
-    "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
 }
@@ -125,12 +117,12 @@ def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], Sources]:
         sources.append([FieldPath("system")])
         contents.append([_text(body.system)])
     for index, message in enumerate(body.messages):
-        for entry, source in _turn(message, FieldPath("messages", index)):
+        for entry in _turn(message):
             if messages and _joins(messages[-1], entry):
                 contents[-1].append(entry["content"])
             else:
                 messages.append(entry)
-                sources.append(source)
+                sources.append([FieldPath("messages", index)])
                 contents.append([entry["content"]])
     for message, parts in zip(messages, contents, strict=True):
         message["content"] = "\n\n".join(parts)
@@ -143,25 +135,20 @@ def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
     return plain and last["role"] == entry["role"]
 
 
-def _turn(message: MessageParam, path: FieldPath) -> list[tuple[dict[str, Any], list[FieldPath]]]:
-    """A message as chat messages: each tool result as one, then the text, reasoning and calls.
-
-    With each of them its fields in the body, as in Sources.
-    """
-    entries: list[tuple[dict[str, Any], list[FieldPath]]] = []
-    source = [path]
+def _turn(message: MessageParam) -> list[dict[str, Any]]:
+    """A message as chat messages: each tool result as one, then the text, reasoning and calls."""
+    entries: list[dict[str, Any]] = []
     texts: list[str] = []
     reasoning_chunks: list[str] = []
     calls: list[dict[str, Any]] = []
-    for place, block in enumerate(message.blocks()):
+    for block in message.blocks():
         match block:
             case TextBlock():
                 texts.append(block.text)
             case ToolUseBlock():
                 calls.append(_call(block))
-                source.append(path / "content" / place)
             case ToolResultBlock():
-                entries.append((_result(block), [path / "content" / place]))
+                entries.append(_result(block))
             case ThinkingBlock():
                 reasoning_chunks.append(block.thinking)
     chat_message: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
@@ -169,7 +156,7 @@ def _turn(message: MessageParam, path: FieldPath) -> list[tuple[dict[str, Any], 
         chat_message["reasoning_content"] = "\n".join(reasoning_chunks)
     if calls:
         chat_message["tool_calls"] = calls
-    return [*entries, (chat_message, source)] if texts or calls or not entries else entries
+    return [*entries, chat_message] if texts or calls or not entries else entries
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:

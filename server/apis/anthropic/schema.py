@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from server.apis.openai.sampling_schema import MAX_STOPS, StopString
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters
-from server.errors import FieldPath, RequestError
+from server.errors import RequestError
 from server.http.validation import MAX_MESSAGES, Body, by_kind, few_entries, fields_of
 
 MAX_BLOCKS = 1024  # of one message
@@ -160,12 +160,6 @@ class CountRequest(Body):
 
     def _check_tools(self) -> None:
         names = [tool.name for tool in self.tools or ()]
-        for index, name in enumerate(names):
-            if name in names[:index]:
-                raise RequestError(
-                    "{} is {}, which an earlier tool has: give each tool a name of its own",
-                    (FieldPath("tools", index, "name"), name),
-                )
         choice = self.tool_choice
         if choice is None:
             return

@@ -186,11 +186,6 @@ class OllamaChatBody(OllamaBody):
     def check(self) -> None:
         super().check()
         for index, message in enumerate(self.messages or ()):
-            if message.tool_calls and message.role != "assistant":
-                raise RequestError(
-                    "{} belongs to role assistant, not {}: remove it",
-                    (FieldPath("messages", index, "tool_calls"), message.role),
-                )
             if message.content is None and not message.tool_calls:
                 raise MissingParameter(
                     "{} is required: add it", FieldPath("messages", index, "content")

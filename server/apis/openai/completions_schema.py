@@ -39,7 +39,10 @@ Prompt = Annotated[
 ]
 
 
-def prompts_by_path(field: str, value: Prompt) -> dict[FieldPath, str | list[int]]:
+Prompts = dict[FieldPath, str | list[int]]
+
+
+def prompts_by_path(field: str, value: Prompt) -> Prompts:
     """The texts or token ids of a field by their paths."""
     if isinstance(value, str):
         return {FieldPath(field): value}
@@ -58,7 +61,7 @@ class CompletionRequest(SamplingBody):
     suffix: str | None = None
     add_special_tokens: bool | None = None
 
-    def prompts(self) -> dict[FieldPath, str | list[int]]:
+    def prompts(self) -> Prompts:
         """Path -> text or token ids."""
         return prompts_by_path("prompt", self.prompt)
 

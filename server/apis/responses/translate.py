@@ -29,7 +29,6 @@ CHARS_PER_ITEM = 256  # characters that take as long to look through as an item
 REASONING = "reasoning_content"  # the field of a chat message
 EARLIER = FieldPath("previous_response_id")
 INPUT = FieldPath("input")
-INSTRUCTIONS = FieldPath("instructions")
 CALL = "messages.*.tool_calls.*"
 # For map_error_fields: ChatRequest's name of a field -> this route's
 FIELDS = {
@@ -142,7 +141,9 @@ def conversation_of(
     """
     conversation = Conversation()
     if body.instructions:
-        conversation.add({"role": "system", "content": body.instructions}, INSTRUCTIONS)
+        conversation.add(
+            {"role": "system", "content": body.instructions}, FieldPath("instructions")
+        )
     sources = [EARLIER] * len(earlier)
     one = isinstance(body.input, str)
     sources += [INPUT if one else INPUT / index for index in range(len(items))]

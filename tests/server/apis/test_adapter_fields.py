@@ -137,7 +137,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
 ]  # fmt: skip
 # with a template that has no place for calls and results
 PLAIN_ROWS: list[tuple[str, dict[str, Any], str, str]] = [
-    (MESSAGES, {"messages": CALLED[MESSAGES]}, "messages[1]", "no place for tool calls"),
+    (MESSAGES, {"messages": CALLED[MESSAGES]}, "messages[1].content", "no place for tool calls"),
     (RESPONSES, {"input": CALLED[RESPONSES]}, "input[1]", "no place for tool calls"),
     (CHAT, {"messages": CALLED[CHAT]}, "messages[1].tool_calls", "no place for tool calls"),
     (CHAT, {"messages": [*HELLO, CALLED[CHAT][2]]}, "messages[1].role", "is tool"),
