@@ -96,7 +96,6 @@ FIELDS = {
     **{name: f"options.{option}" for option, name in SAMPLING.items()},
 }
 TEXT_FIELDS = FIELDS | {"logprobs": "top_logprobs"}  # of a CompletionRequest
-PROMPT_FIELDS = FIELDS | {"messages": "prompt", "messages.*": "messages.*"}
 PROMPT = FieldPath("prompt")
 
 

@@ -16,8 +16,6 @@ from server.apis.ollama import models
 from server.apis.ollama.answer import STREAM, OllamaAnswer
 from server.apis.ollama.request import (
     FIELDS,
-    PROMPT,
-    PROMPT_FIELDS,
     REFUSED_FIELDS,
     TEXT_FIELDS,
     known_fields,
@@ -33,7 +31,7 @@ from server.apis.ollama.schema import (
     OllamaGenerateBody,
     ShowBody,
 )
-from server.errors import FieldPath, MissingParameter
+from server.errors import MissingParameter
 from server.generation.chat_request import CHARS_PER_MESSAGE, prepare_chat
 from server.generation.generation import Generation, require_ready
 from server.generation.off_loop import off_loop
@@ -125,8 +123,7 @@ async def generate(request: Request) -> Response:
             completion = await to_completion_request(state, body)
             generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
         return await _answered(request, body, generation, answer)
-    sources = [[FieldPath("system")], [PROMPT]] if body.system else [[PROMPT]]
-    with map_error_fields(PROMPT_FIELDS, sources):
+    with map_error_fields(FIELDS | {"messages": "prompt"}):
         chat_request = prompt_to_chat_request(body, state.tokenizer)
         generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
         return await _answered(request, body, generation, answer)

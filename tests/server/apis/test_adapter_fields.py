@@ -91,7 +91,14 @@ CALLED: dict[str, list[dict[str, Any]]] = {
         {"role": "tool", "content": "y"},
     ],
 }  # fmt: skip
-BROKEN = [{**item, "arguments": "{"} if "arguments" in item else item for item in CALLED[RESPONSES]]
+BROKEN = [  # the second of two calls
+    *HELLO,
+    *(
+        {"type": "function_call", "call_id": str(n), "name": "f", "arguments": "{}"[n:]}
+        for n in (0, 1)
+    ),
+    *({"type": "function_call_output", "call_id": str(n), "output": "y"} for n in (0, 1)),
+]
 DEEP = "properties.a.uniqueItems"
 
 # route, change, the first field of the message, other words of it
@@ -107,7 +114,7 @@ ROWS: list[tuple[str, dict[str, Any], str, str]] = [
      "output_config.format.schema.properties.a.properties.b", "cannot be enforced"),
     (RESPONSES, {"stop": LONG}, "stop", "characters in all"),
     (RESPONSES, {"min_tokens": 9, "max_output_tokens": 5}, "min_tokens", "`max_output_tokens`"),
-    (RESPONSES, {"input": BROKEN}, "input[1].arguments", "not valid JSON"),
+    (RESPONSES, {"input": BROKEN}, "input[2].arguments", "not valid JSON"),
     (RESPONSES, {"tools": [FLAT, response_tool("b", UNIQUE)]},
      f"tools[1].parameters.{DEEP}", "cannot be enforced"),
     (RESPONSES, {"tools": [FLAT, response_tool("b", NEVER)], "tool_choice": {
@@ -342,8 +349,8 @@ def mutated(data: st.DataObject, value: Any) -> Any:
 def test_no_error_names_a_field_of_chat_that_was_not_sent(
     servers: dict[str, httpx.Client], template: str, route: str, data: st.DataObject
 ):
-    parts = {name: value | st.nothing() for name, value in PARTS[route].items()}
-    body = BASE[route] | data.draw(st.fixed_dictionaries({}, optional=parts))
+    parts = data.draw(st.lists(st.sampled_from(list(PARTS[route])), max_size=3, unique=True))
+    body = BASE[route] | {name: data.draw(PARTS[route][name]) for name in parts}
     if data.draw(st.booleans()):
         body = mutated(data, body)
     headers = {"content-type": "application/json"}

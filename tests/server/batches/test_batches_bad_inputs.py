@@ -227,13 +227,13 @@ def without(name: str) -> str:
 
 WRONG_LINES = [
     # line 2 of a file, code, param, a word of the message
-    ("{", "invalid_json_line", None, "JSON"),
-    ("[]", "invalid_json_line", None, "array"),
+    ("{", "invalid_json_line", None, "the line is not valid JSON"),
+    ("[]", "invalid_json_line", None, "the line is a JSON array"),
     ("null", "invalid_json_line", None, "null"),
     ('{"a": NaN}', "invalid_json_line", None, "JSON"),
     (line("b").strip() + line("c").strip(), "invalid_json_line", None, "JSON"),
-    ("[" * 70 + "]" * 70, "invalid_json_line", None, "64 levels"),
-    ("\udcff", "invalid_json_line", None, "UTF-8"),
+    ("[" * 70 + "]" * 70, "invalid_json_line", None, "the line is nested deeper than 64 levels"),
+    ("\udcff", "invalid_json_line", None, "the line is not valid UTF-8"),
     (without("custom_id"), "missing_required_parameter", "custom_id", "add it"),
     (without("method"), "missing_required_parameter", "method", "add it"),
     (without("url"), "missing_required_parameter", "url", "add it"),
