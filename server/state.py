@@ -15,6 +15,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.grammar_text import GrammarLiterals
+from server.engine import Engine
 from server.errors import FieldPath, NotFound
 from server.generation.admission import Admission
 from server.generation.request_log import RequestLog

@@ -148,5 +148,5 @@ class Choice:
     def _failure(self, output: RequestOutput) -> RequestError | EngineFailed:
         if output.is_request_error:
             code = "invalid_grammar" if self.mailbox.request.params.grammar else "invalid_value"
-            return RequestError(output.error or "", code=code)
-        return EngineFailed(f"the answer was cut off: {output.error or 'it was aborted'}")
+            return RequestError("{}", output.error or "", code=code)
+        return EngineFailed("the answer was cut off: {}", output.error or "it was aborted")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import LiteralString
 
 import orjson
@@ -9,7 +10,7 @@ import orjson
 from runtime.messages import SamplingParams, TokenLogprob
 from server.apis.openai.sampling_schema import SamplingBody
 from server.errors import FieldPath, RequestError
-from server.generation.choice import ScoredToken
+from server.generation.answer_text import ScoredToken
 from server.prompt.tokenizer import ChatTokenizer
 
 # 123 bytes each in memory, and 95 as JSON.  One answer of 190,000 tokens with 21 for each fits.

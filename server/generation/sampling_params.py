@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, LiteralString, NamedTuple, TypeVar
+from typing import Literal, LiteralString, NamedTuple, TypeVar
 
 from runtime.messages import MAX_BANNED_TOKENS, Ready, SamplingParams
 from server.apis.openai.sampling_schema import INT64, SamplingBody, token_biases
 from server.errors import ContextTooLong, FieldPath, RequestError
-from server.prompt.tokenizer import ChatTokenizer, SamplingDefaults
+from server.prompt.tokenizer import ChatTokenizer
 
 Sequences = tuple[tuple[int, ...], ...]
 
