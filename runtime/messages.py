@@ -16,9 +16,7 @@ from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
-BACKGROUND = (
-    2**31
-)  # the priority of work that yields to all other; callers' own priorities are lower numbers
+BACKGROUND = 2**31  # the priority of work that yields to all other; callers' own are lower
 
 MAX_BANNED_TOKENS = 32  # of one banned sequence
 MAX_LEXER_STATES = 50_000  # of one grammar, some 100 MB: a limit of the grammar compiler

@@ -40,7 +40,7 @@ def answers(loaded: Loaded, prompts: Tokens, params: SamplingParams) -> AnswerTi
     found = AnswerTimes({id: [] for id in prompts})
     for id, prompt in prompts.items():
         engine.add(EngineRequest(id, 0, prompt, replace(params, seed=id)))
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             assert output.error is None, output.error
             found.tokens[output.id] += output.tokens

@@ -38,7 +38,7 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
             engine.step()
         prompt_seconds = time.perf_counter() - began
         decode: list[float] = []
-        while engine.has_work:
+        while not engine.idle:
             engine.step()
             if engine.stats().step_tokens == rows:
                 decode.append(engine.stats().step_seconds)

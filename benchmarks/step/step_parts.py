@@ -202,7 +202,7 @@ def bench_engine(loaded: Loaded, rows: int, prompt_len: int, steps: int) -> None
     engine = engine_of(loaded, rows, prompt_len, steps)
     walls: list[float] = []
     hosts: list[float] = []
-    while engine.has_work:
+    while not engine.idle:
         wall, host = time.perf_counter(), time.thread_time()
         engine.step_columns()
         if engine.stats().step_tokens == rows:

@@ -113,10 +113,6 @@ class Engine:
         requests = self.requests
         return self._in_flight is None and not requests.live and not requests.outputs
 
-    @property
-    def has_work(self) -> bool:
-        return not self.idle
-
     def prepare(self) -> bool:
         """Let the executor do deferred work while idle.  True if more is left.
 
@@ -165,7 +161,7 @@ class Engine:
         grammars = self._grammars
         if grammars is not None and grammars.compiling:
             self._take_compiled(grammars)
-        if grammars is not None and grammars.has_live:
+        if grammars is not None and grammars.live:
             self._apply_grammar_updates(grammars)
         scheduler_output = self.scheduler.schedule()
         queued_at = self._clock()
@@ -196,7 +192,7 @@ class Engine:
         began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
         self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
         columns = self.committer.commit(scheduler_output, model_output)
-        if self._grammars is not None and self._grammars.has_live:
+        if self._grammars is not None and self._grammars.live:
             rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
             self._grammars.advance([(id, model_output.sampled(row)) for row, id in rows])
         return columns
@@ -233,7 +229,7 @@ class Engine:
 
         All earlier tokens are committed, and the forward pass is queued.
         """
-        if self._grammars is None or not self._grammars.has_live:
+        if self._grammars is None or not self._grammars.live:
             return scheduler_output, None
         rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
         updates = self._apply_grammar_updates(self._grammars, [id for _, id in rows])
@@ -252,7 +248,7 @@ class Engine:
 
     def _take_outputs(self, columns: TokenColumns) -> EngineOutputs:
         outputs, self.requests.outputs = self.requests.outputs, []
-        if self._grammars is not None and self._grammars.has_live:
+        if self._grammars is not None and self._grammars.live:
             for output in outputs:
                 if output.finish is not None:
                     self._grammars.release(output.id)
@@ -269,9 +265,9 @@ class Engine:
     def stats(self) -> Stats:
         requests, pool = self.requests, self.requests.pool
         return Stats(
-            running=len(requests.prefilling) + len(requests.decoding.slots),
+            running=requests.num_running,
             waiting=requests.waiting.count,
-            pages_used=pool.num_pages - pool.num_free,
+            pages_used=pool.num_used,
             pages_total=pool.num_pages,
             steps=self._steps,
             step_tokens=self._step_tokens,

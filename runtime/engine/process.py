@@ -194,7 +194,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         )
         publisher.broadcast(ready)
         while True:
-            idle = not engine.has_work and not engine.prepare()
+            idle = engine.idle and not engine.prepare()
             for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
                 _handle(message, engine, publisher, ready)
             publisher.publish(engine.step_columns(), engine.stats())
@@ -221,23 +221,19 @@ def one_line_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        code, line = 2, str(error)
-        if not isinstance(error, _operator_errors()):
-            from runtime.startup.device import is_out_of_memory
+        from attention.backend import UnsupportedAttention
+        from model_zoo.config import ModelError
+        from runtime.startup.device import is_out_of_memory
 
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error) or type(error).__name__  # a MemoryError says nothing
+        if isinstance(error, (ConfigError, ModelError, UnsupportedAttention)):
+            code, line = 2, str(error)
+        elif is_out_of_memory(error):
+            reason = str(error) or type(error).__name__  # a MemoryError has no text
             code, line = 1, f"{OUT_OF_MEMORY}: {reason.splitlines()[0]}"
+        else:
+            raise
         print(f"error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(code) from None
-
-
-def _operator_errors() -> tuple[type[Exception], ...]:
-    from attention.backend import UnsupportedAttention
-    from model_zoo.config import ModelError
-
-    return (ConfigError, ModelError, UnsupportedAttention)
 
 
 def _terminate(signum: int, frame: FrameType | None) -> None:

@@ -9,17 +9,16 @@ out of that step, and resumes once its mask has arrived.
 from __future__ import annotations
 
 import logging
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterable, Set
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import msgspec
@@ -66,8 +65,9 @@ class GrammarProcess:
     ) -> None:
         """Raises OSError or ZMQError if the process cannot start, with all resources released."""
         with ExitStack() as resources:
-            folder = tempfile.mkdtemp(prefix="grammar-", dir=parent)
-            resources.callback(shutil.rmtree, folder, ignore_errors=True)
+            folder = resources.enter_context(
+                TemporaryDirectory(prefix="grammar-", dir=parent, ignore_cleanup_errors=True)
+            )
             args = GrammarProcessArgs(
                 tokenizer_file=str(tokenizer_file),
                 vocab_size=vocab_size,
@@ -84,7 +84,8 @@ class GrammarProcess:
             resources.callback(self.sender.close)
             command = [sys.executable, "-P", "-m", "runtime.grammar.worker"]
             self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, bufsize=0)
-            resources.callback(_kill, self.popen)
+            resources.enter_context(self.popen)
+            resources.callback(self.popen.kill)
             assert self.popen.stdin is not None
             self.popen.stdin.write(msgspec.json.encode(args) + b"\n")
             self.close = weakref.finalize(self, resources.pop_all().close)
@@ -95,13 +96,6 @@ class GrammarProcess:
         if code is None:
             return None
         return f"{DIED} ({signal.Signals(-code).name if code < 0 else f'code {code}'})"
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
 
 
 class GrammarManager:
@@ -124,7 +118,7 @@ class GrammarManager:
         self._folder = folder
         self._clock = clock
         self._process: GrammarProcess | None = None
-        self._live: set[int] = set()  # compiled and not released
+        self.live: set[int] = set()  # requests whose grammar is compiled, until released
         self._masks: dict[int, bytes] = {}  # of the next token
         self._compiling: dict[int, EngineRequest] = {}
         self._compiled: list[tuple[EngineRequest, str | None, bool]] = []
@@ -133,7 +127,7 @@ class GrammarManager:
         # Advance messages without an answer, in order: when they were sent, and their ids.
         self._pending_advances: deque[tuple[float, list[int]]] = deque()
         self._advancing: set[int] = set()
-        self._late: set[int] = set()  # of these, the ones that a step stopped waiting for
+        self.late: set[int] = set()  # of these, the ones that were left out of a step
         self._last_was_late = False  # the last answer came after its step had stopped waiting
         self._advanced = GrammarUpdates([], {}, {}, set(), set())
 
@@ -141,24 +135,9 @@ class GrammarManager:
     def compiling(self) -> bool:
         return bool(self._compiling or self._compiled)
 
-    @property
-    def live(self) -> Container[int]:
-        """The constrained requests whose grammar is compiled."""
-        return self._live
-
-    @property
-    def has_live(self) -> bool:
-        """Whether any constrained request is live."""
-        return bool(self._live)
-
-    @property
-    def late(self) -> Set[int]:
-        """The requests that were left out of a step and whose masks have not arrived."""
-        return self._late
-
     def submit(self, request: EngineRequest) -> None:
         """Compile the grammar of a request; `take_compiled` returns the request when done."""
-        if request.id in self._compiling or request.id in self._live:
+        if request.id in self._compiling or request.id in self.live:
             raise ValueError(f"request id {request.id} is in use: ids must be unique")
         if self._process is not None and (ended := self._process.ended()) is not None:
             self._on_process_failure(ended)
@@ -206,13 +185,13 @@ class GrammarManager:
         was_compiling = was_compiling or len(remaining) < len(self._compiled)
         self._compiled = remaining
         self._retried.discard(request_id)
-        known = was_compiling or request_id in self._live
-        self._live.discard(request_id)
+        known = was_compiling or request_id in self.live
+        self.live.discard(request_id)
         self._masks.pop(request_id, None)
         self._advancing.discard(request_id)
-        self._late.discard(request_id)
+        self.late.discard(request_id)
         if known and self._process is not None:
-            self._process.sender.send(Free([request_id]))
+            self._process.sender.send(Free(request_id))
         return was_compiling
 
     def advance(self, tokens: list[tuple[int, list[int]]]) -> None:
@@ -232,11 +211,11 @@ class GrammarManager:
         until = self._clock() + (LATE_WAIT_SECONDS if self._last_was_late else STEP_WAIT_SECONDS)
         self._receive(0.0)
         late = self._advancing.intersection(ids)
-        while late and (left := until - self._clock()) > 0:
-            self._receive(max(left, 0.001))  # a receiver waits whole milliseconds
+        while late and (remaining := until - self._clock()) > 0:
+            self._receive(max(remaining, 0.001))  # a receiver waits whole milliseconds
             late &= self._advancing
         if late:
-            self._late |= late
+            self.late |= late
             self._last_was_late = True
         advanced, self._advanced = self._advanced, GrammarUpdates([], {}, {}, set(), set())
         return advanced._replace(late=late)
@@ -261,9 +240,11 @@ class GrammarManager:
         messages = process.receiver.receive(wait_seconds)
         for message in messages:
             if isinstance(message, Compiled):
-                is_request_error = not message.internal
                 self._finish_compile(
-                    message.key, message.error, message.mask, is_request_error=is_request_error
+                    message.key,
+                    message.error,
+                    message.mask,
+                    is_request_error=not message.internal,
                 )
             else:
                 self._on_advanced(message)
@@ -273,12 +254,10 @@ class GrammarManager:
                 self._on_process_failure(ended or SILENT)
 
     def _overdue(self) -> bool:
-        now = self._clock()
-        masks = (
-            bool(self._pending_advances)
-            and now - self._pending_advances[0][0] > REPLY_TIMEOUT_SECONDS
-        )
-        return masks or (bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS)
+        now, advances = self._clock(), self._pending_advances
+        if advances and now - advances[0][0] > REPLY_TIMEOUT_SECONDS:
+            return True
+        return bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS
 
     def _finish_compile(
         self, id: int, error: str | None, mask: bytes = b"", *, is_request_error: bool = True
@@ -289,24 +268,24 @@ class GrammarManager:
         if request is None:
             return  # released meanwhile
         if error is None:
-            self._live.add(id)
+            self.live.add(id)
             self._masks[id] = mask
         self._compiled.append((request, error, is_request_error))
 
     def _on_advanced(self, advanced: Advanced) -> None:
         sent_at, ids = self._pending_advances.popleft()
-        waited, late = self._advancing, self._late.intersection(ids)
+        waited, late = self._advancing, self.late.intersection(ids)
         self._masks.update({id: mask for id, mask in advanced.masks.items() if id in waited})
         self._advanced.ended.extend(id for id in advanced.ended if id in waited)
         self._advanced.errors.update({id: e for id, e in advanced.errors.items() if id in waited})
         self._advanced.arrived.update(late)
         self._last_was_late = bool(late) and self._clock() - sent_at > STEP_WAIT_SECONDS
-        self._late -= late
+        self.late -= late
         waited.difference_update(ids)
 
     def _on_process_failure(self, reason: str) -> None:
         """End the process: its live requests fail; those that compile start another process."""
-        log.error("%s: %d constrained requests end", reason, len(self._live))
+        log.error("%s: %d constrained requests end", reason, len(self.live))
         self.close()
         retries: list[EngineRequest] = []
         for id, request in list(self._compiling.items()):
@@ -315,11 +294,11 @@ class GrammarManager:
             else:
                 self._retried.add(id)
                 retries.append(request)
-        self._advanced.lost.update(dict.fromkeys(self._live, reason))
+        self._advanced.lost.update(dict.fromkeys(self.live, reason))
         self._masks.clear()
         self._pending_advances.clear()
         self._advancing.clear()
-        self._late.clear()
+        self.late.clear()
         self._last_was_late = False
         self._compiling_since = self._clock()
         for request in retries:

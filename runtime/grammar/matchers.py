@@ -6,6 +6,7 @@ import ctypes
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from runtime.grammar.messages import Advanced, Compile, Compiled
@@ -113,7 +114,6 @@ class Matchers:
         default_factory=dict[int, ConstrainedSequence]
     )
     _cache: OrderedDict[str, LLMatcher] = field(default_factory=OrderedDict[str, "LLMatcher"])
-    _executor: LLExecutor | None = None
 
     def compile(self, request: Compile) -> Compiled:
         """Create the matcher of a new sequence and its first mask."""
@@ -176,7 +176,7 @@ class Matchers:
             sequences[0][1].matcher.unsafe_compute_mask_ptr(address, width)
         elif sequences:
             work = [(sequence.matcher, index) for index, (_, sequence) in enumerate(sequences)]
-            self._parallel().unsafe_compute_mask_ptr(work, address, width, len(sequences))
+            self._executor.unsafe_compute_mask_ptr(work, address, width, len(sequences))
         view = memoryview(buffer)
         advanced = Advanced({})
         for index, (key, sequence) in enumerate(sequences):
@@ -194,16 +194,14 @@ class Matchers:
                 advanced.errors[key] = "no token of this model can continue the answer"
         return advanced
 
-    def _parallel(self) -> LLExecutor:
-        if self._executor is None:
-            from llguidance import LLExecutor
+    @cached_property
+    def _executor(self) -> LLExecutor:
+        from llguidance import LLExecutor
 
-            self._executor = LLExecutor(self.threads)
-        return self._executor
+        return LLExecutor(self.threads)
 
-    def free(self, keys: Sequence[int]) -> None:
-        for key in keys:
-            self.sequences.pop(key, None)
+    def free(self, key: int) -> None:
+        self.sequences.pop(key, None)
 
 
 def shorten(error: str) -> str:

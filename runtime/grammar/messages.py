@@ -31,7 +31,7 @@ class Advance(Struct, frozen=True, array_like=True, tag="advance"):
 
 
 class Free(Struct, frozen=True, array_like=True, tag="free"):
-    keys: list[int]
+    key: int
 
 
 class Compiled(Struct, frozen=True, array_like=True, tag="compiled"):

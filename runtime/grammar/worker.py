@@ -10,11 +10,10 @@ It reads one line of JSON (`GrammarProcessArgs`) from stdin, and exits when stdi
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import traceback
-from contextlib import closing, suppress
+from contextlib import closing
 
 import msgspec
 
@@ -29,7 +28,7 @@ from runtime.grammar.messages import (
     ToGrammarProcess,
 )
 from runtime.ipc import parent_watch
-from runtime.ipc.channel import Receiver, Sender
+from runtime.ipc.channel import Receiver, Sender, lower_priority
 
 
 def compile_loop(
@@ -40,18 +39,14 @@ def compile_loop(
         while True:
             request = requests.get()
             if isinstance(request, Free):
-                matchers.free(request.keys)
-            else:
-                sender.send(compile_one(matchers, request))
-
-
-def compile_one(matchers: Matchers, request: Compile) -> Compiled:
-    """Compile one grammar.  An exception fails this request only, and the thread lives on."""
-    try:
-        return matchers.compile(request)
-    except Exception as error:
-        traceback.print_exc()
-        return Compiled(request.key, error=f"internal error: {error!r}", internal=True)
+                matchers.free(request.key)
+                continue
+            try:
+                compiled = matchers.compile(request)
+            except Exception as error:  # it fails this request only
+                traceback.print_exc()
+                compiled = Compiled(request.key, error=f"internal error: {error!r}", internal=True)
+            sender.send(compiled)
 
 
 def serve(args: GrammarProcessArgs) -> None:
@@ -72,16 +67,8 @@ def serve(args: GrammarProcessArgs) -> None:
                     requests.put(message)  # in order: a Free after the Compile of its key
 
 
-def lower_priority() -> None:
-    """Waking up preempts no other thread: otherwise, with no core free, `send` of the engine would
-    block."""
-    if hasattr(os, "SCHED_BATCH"):
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-
-
 def main() -> None:
-    lower_priority()
+    lower_priority()  # otherwise, with no core free, `send` of the engine would block
     serve(parent_watch.read_args(GrammarProcessArgs))
 
 

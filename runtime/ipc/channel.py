@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
 from typing import Generic, TypeVar, cast
@@ -32,24 +32,18 @@ def _context() -> zmq.Context[zmq.Socket[bytes]]:
 @cache
 def _low_priority_context() -> zmq.Context[zmq.Socket[bytes]]:
     context = zmq.Context()
-    if _can_lower_priority():  # otherwise ZMQ would abort the process
-        context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
+    with ThreadPoolExecutor(1) as pool:  # another thread: this one keeps its priority
+        if pool.submit(lower_priority).result():  # otherwise ZMQ would abort the process
+            context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
     return context
 
 
-def _can_lower_priority() -> bool:
-    """Whether a thread may choose SCHED_BATCH, under which waking up preempts no other thread."""
-    done: list[bool] = []
-
-    def attempt() -> None:
-        with suppress(AttributeError, OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-            done.append(True)
-
-    thread = threading.Thread(target=attempt)
-    thread.start()
-    thread.join()
-    return bool(done)
+def lower_priority() -> bool:
+    """Waking up this thread preempts no other from now on.  False where that is not possible."""
+    with suppress(AttributeError, OSError):
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+        return True
+    return False
 
 
 def _open(kind: int, low_priority: bool) -> zmq.Socket[bytes]:

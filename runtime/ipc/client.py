@@ -69,7 +69,6 @@ class EngineClient:
     async def start(self) -> None:
         """Listen from now on, on the running event loop."""
         decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-        self._last_message_at = time.monotonic()
         self._receiver = AsyncReceiver(
             self._own_address, decoder, self._handle, self._deliver_steps
         )

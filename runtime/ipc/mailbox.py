@@ -19,19 +19,13 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
     elif then.logprobs is not None:
         logprobs.extend(then.logprobs)
     prompt_logprobs = first.prompt_logprobs
-    return RequestOutput(
-        id=first.id,
+    return msgspec.structs.replace(
+        then,
         tokens=first.tokens,
-        finish=then.finish,
-        stop_id=then.stop_id,
         logprobs=logprobs,
         prompt_logprobs=then.prompt_logprobs if prompt_logprobs is None else prompt_logprobs,
         cached=first.cached or then.cached,
         started=first.started or then.started,
-        error=then.error,
-        preemptions=then.preemptions,
-        mean_batch=then.mean_batch,
-        is_request_error=then.is_request_error,
     )
 
 

@@ -66,21 +66,9 @@ def make_batch(
     new_rows: Sequence[NewRow] = (),
 ) -> Batch:
     """A Batch of plain lists, each converted to an array."""
-
-    def array(column: Sequence[int]) -> Int64Array:
-        return np.array(column, dtype=np.int64)
-
-    return Batch(
-        slots=array(slots),
-        starts=array(starts),
-        q_lens=array(q_lens),
-        tokens=array(tokens),
-        num_new_pages=array(num_new_pages),
-        new_pages=array(new_pages),
-        sample=np.array(sample, dtype=np.bool_),
-        decode_rows=decode_rows,
-        new_rows=list(new_rows),
-    )
+    columns = (slots, starts, q_lens, tokens, num_new_pages, new_pages)
+    arrays = [np.array(column, dtype=np.int64) for column in columns]
+    return Batch(*arrays, np.array(sample, dtype=np.bool_), decode_rows, list(new_rows))
 
 
 class Masks(Struct, frozen=True):

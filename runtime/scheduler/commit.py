@@ -151,7 +151,9 @@ class Committer:
         self._cache_pages(sequence, start, end)
         if not batch.sample[row]:
             if row in model_output.embeddings:
-                requests.finish(sequence, _pooled_output(sequence, model_output.embeddings[row]))
+                embedding = model_output.embeddings[row]
+                output = RequestOutput(sequence.request_id, [], "stop", embedding=embedding)
+                requests.finish(sequence, as_first_output(sequence, output))
             return
         tokens = model_output.sampled(row)[first_column:]
         if not tokens:
@@ -226,12 +228,6 @@ def _end(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | Non
     if token in sequence.stop_ids and len(sequence.tokens) - sequence.prompt_len > min_tokens:
         return "stop", token
     return ("length" if len(sequence.tokens) >= sequence.max_len else None), None
-
-
-def _pooled_output(sequence: Sequence, embedding: bytes) -> RequestOutput:
-    """The only output of a sequence whose prompt is pooled."""
-    output = RequestOutput(sequence.request_id, [], "stop", embedding=embedding)
-    return as_first_output(sequence, output)
 
 
 def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprob | None] | None:

@@ -89,7 +89,9 @@ class RequestTable:
 
     def finish(self, sequence: Sequence, output: RequestOutput) -> None:
         """Finish a request: `output` is its last, its pages and slot are free at once."""
-        mean_batch = self._mean_batch(sequence)
+        # Of the steps since it was first admitted.
+        steps, rows = sequence.steps_at_admission or (self.num_steps, self.num_rows)
+        mean_batch = (self.num_rows - rows) / max(1, self.num_steps - steps)
         self.outputs.append(
             structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
         )
@@ -104,11 +106,6 @@ class RequestTable:
         """Finish one request after an exception in its own handling: the others continue."""
         log.error("request %d failed", sequence.request_id, exc_info=error)
         self.finish(sequence, finish_output(sequence, "error", error=f"internal error: {error}"))
-
-    def _mean_batch(self, sequence: Sequence) -> float:
-        """Mean rows a step since the sequence was first admitted."""
-        steps, rows = sequence.steps_at_admission or (self.num_steps, self.num_rows)
-        return (self.num_rows - rows) / max(1, self.num_steps - steps)
 
     # Sequences with a slot.
 

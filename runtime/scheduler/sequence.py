@@ -2,82 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+
 from runtime.messages import EngineRequest, FinishReason, TokenLogprob
 from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page_hash
 
 
+@dataclass(slots=True, eq=False)
 class Sequence:
     """One request from its arrival to its last output.
 
     tokens               known on the host: the prompt, then the committed tokens
     num_computed_tokens  positions of the KV cache that are written or queued to be, during prefill
-    has_unread_row       of a preempted sequence: a step in flight samples for it, nobody knows how
-                         many tokens, until it is committed
+    has_unread_row       of a preempted sequence: a step in flight samples for it, and the number of
+                         tokens is unknown until it is committed
     pages                hold positions 0 .. len(pages) * page_size - 1; empty while it waits
 
     What changes with each token of a decoding sequence is in decode_columns.py.
     """
 
-    __slots__ = (
-        "arrival_index",
-        "finish",
-        "first_output_sent",
-        "first_scheduled_at",
-        "has_unread_row",
-        "hashes",
-        "held_since",
-        "max_len",
-        "needs_slot_init",
-        "num_cached_tokens",
-        "num_computed_tokens",
-        "num_waiting_tokens",
-        "pages",
-        "preemptions",
-        "prompt_len",
-        "prompt_scores",
-        "request",
-        "request_id",
-        "root",
-        "seed",
-        "slot",
-        "steps_at_admission",
-        "stop_ids",
-        "tokens",
-    )
+    request: EngineRequest
+    _: KW_ONLY
+    seed: int
+    arrival_index: int  # kept through preemptions
+    max_model_len: InitVar[int]
+    request_id: int = field(init=False)
+    tokens: list[int] = field(init=False)
+    prompt_len: int = field(init=False)
+    max_len: int = field(init=False)  # of prompt and answer
+    stop_ids: frozenset[int] = field(init=False)
+    root: PageHash = field(init=False)
+    hashes: list[PageHash] = field(default_factory=list[PageHash])
+    num_computed_tokens: int = 0
+    has_unread_row: bool = False
+    slot: int = -1  # none
+    needs_slot_init: bool = False  # its next row resets the slot and sends all its pages
+    held_since: float | None = None  # it waits for a mask and gets no row and no new slot
+    pages: list[int] = field(default_factory=list[int])
+    num_waiting_tokens: int = 0  # len(tokens) when it entered the waiting queue
+    finish: FinishReason | None = None
+    first_output_sent: bool = False
+    num_cached_tokens: int = 0
+    first_scheduled_at: float = 0.0
+    preemptions: int = 0
+    steps_at_admission: tuple[int, int] | None = None  # steps and rows before its first admission
+    prompt_scores: list[TokenLogprob | None] | None = None
 
-    def __init__(
-        self, request: EngineRequest, *, seed: int, arrival_index: int, max_model_len: int
-    ) -> None:
-        params = request.params
-        self.request = request
-        self.request_id = request.id
-        self.seed = seed
-        self.arrival_index = arrival_index  # kept through preemptions
-        self.tokens = list(request.tokens)
-        self.prompt_len = len(request.tokens)
-        self.max_len = min(
-            self.prompt_len + params.max_tokens, max_model_len
-        )  # of prompt and answer
+    def __post_init__(self, max_model_len: int) -> None:
+        params = self.request.params
+        self.request_id = self.request.id
+        self.tokens = list(self.request.tokens)
+        self.prompt_len = len(self.tokens)
+        self.max_len = min(self.prompt_len + params.max_tokens, max_model_len)
         self.stop_ids = frozenset(params.stop_ids)
-        self.num_computed_tokens = 0
-        self.has_unread_row = False
-        self.slot = -1  # none
-        self.needs_slot_init = False  # its next row resets the slot and sends all its pages
-        self.held_since: float | None = (
-            None  # since when it waits for a mask: it gets no row and no new slot
-        )
-        self.pages: list[int] = []
-        self.num_waiting_tokens = 0  # len(tokens) when it entered the waiting queue
-        self.hashes: list[PageHash] = []
-        self.root = chain_root(request.salt)
-        self.finish: FinishReason | None = None
-        self.first_output_sent = False
-        self.num_cached_tokens = 0
-        self.first_scheduled_at = 0.0
-        self.preemptions = 0
-        # Steps and rows that had run when it was first admitted.
-        self.steps_at_admission: tuple[int, int] | None = None
-        self.prompt_scores: list[TokenLogprob | None] | None = None
+        self.root = chain_root(self.request.salt)
 
     @property
     def num_new_tokens(self) -> int:

@@ -8,8 +8,12 @@ nor an outlier displaces the rest.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from itertools import chain
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 SAMPLES_PER_SIZE = 8  # of the newest steps of each size
 FIT_EVERY = 16  # steps, and only for a prediction; the first steps are fitted at once
@@ -23,9 +27,9 @@ MAX_DEVIATION = 2.0  # from the prediction, as a factor, that one step may contr
 # a row are believed.
 TOO_SHORT = 4.0
 MAX_TOO_SHORT = 3
-FEATURES = range(len(FEATURE_SCALES))
 
 Vector = list[float]
+Float64Array = NDArray[np.float64]
 
 
 class StepLoad(NamedTuple):
@@ -44,11 +48,9 @@ class StepTimes:
         self._correction = 1.0
         self.num_mixed_steps = 0  # steps with prefill since one that only decoded
         self._too_short = 0  # in a row
-        self._samples: dict[tuple[int, int], deque[Vector]] = {}
-        self._num_unsummed: dict[tuple[int, int], int] = {}  # newest samples not yet in the sums
-        # The normal equations of all other samples: sums of outer products and of samples.
-        self._normal_matrix = [[0.0] * len(FEATURE_SCALES) for _ in FEATURES]
-        self._normal_rhs = [0.0] * len(FEATURE_SCALES)
+        self._samples: defaultdict[tuple[int, int], deque[Vector]] = defaultdict(
+            lambda: deque(maxlen=SAMPLES_PER_SIZE)
+        )
         self._num_recorded = 0
         self._fit_at = 1  # the weights are fitted once so many steps were recorded
 
@@ -67,14 +69,7 @@ class StepTimes:
             for value, unit in zip((1.0, *load), FEATURE_SCALES, strict=True)
         ]
         size = (load.rows.bit_length(), load.prompt_tokens.bit_length())
-        ring = self._samples.setdefault(size, deque())
-        ring.append(sample)
-        unsummed = self._num_unsummed.get(size, 0) + 1
-        if len(ring) > SAMPLES_PER_SIZE:
-            oldest = ring.popleft()
-            if unsummed <= SAMPLES_PER_SIZE:
-                self._accumulate(oldest, -1.0)
-        self._num_unsummed[size] = min(unsummed, SAMPLES_PER_SIZE)
+        self._samples[size].append(sample)
         self._num_recorded += 1
         if load.prompt_tokens:
             self._has_prefill = True
@@ -82,22 +77,6 @@ class StepTimes:
                 deviation = min(max(seconds / expected, 1 / MAX_DEVIATION), MAX_DEVIATION)
                 measured = deviation * self._correction
                 self._correction += CORRECTION_RATE * (measured - self._correction)
-
-    def _sum_new_samples(self) -> None:
-        """Deferred to a prediction: long runs of decode steps ask for none."""
-        for size, unsummed in self._num_unsummed.items():
-            for sample in list(self._samples[size])[-unsummed:]:
-                self._accumulate(sample, 1.0)
-        self._num_unsummed.clear()
-
-    def _accumulate(self, sample: Vector, sign: float) -> None:
-        rhs = self._normal_rhs
-        for feature, row in enumerate(self._normal_matrix):
-            value = sign * sample[feature]
-            if value:
-                rhs[feature] += value
-                for other in FEATURES:
-                    row[other] += value * sample[other]
 
     def seconds(self, load: StepLoad) -> float | None:
         """The predicted time of a step; None before the first step with prefill."""
@@ -141,43 +120,23 @@ class StepTimes:
         """The weights, refitted when due; None before the first step with prefill."""
         if self._num_recorded >= self._fit_at and self._has_prefill:
             self._fit_at = self._num_recorded + min(self._num_recorded, FIT_EVERY)
-            self._sum_new_samples()
-            fitted = _nonnegative_ridge(self._normal_matrix, self._normal_rhs)
-            self._weights = [
-                weight / unit / 1000 for weight, unit in zip(fitted, FEATURE_SCALES, strict=True)
-            ]
+            values = chain.from_iterable(chain.from_iterable(self._samples.values()))
+            samples = np.fromiter(values, np.float64).reshape(-1, len(FEATURE_SCALES))
+            fitted = _nonnegative_ridge(samples.T @ samples, samples.sum(axis=0))
+            self._weights = (fitted / FEATURE_SCALES / 1000).tolist()
         return self._weights
 
 
-def _nonnegative_ridge(matrix: list[Vector], rhs: Vector) -> Vector:
+def _nonnegative_ridge(matrix: Float64Array, rhs: Float64Array) -> Float64Array:
     """w >= 0 with matrix @ w ~ rhs: features whose weight would be negative are left out."""
-    weights = [0.0] * len(rhs)
-    used: list[int] = [feature for feature in FEATURES if rhs[feature] > 0]
-    while used:
-        ridge = RIDGE * max(matrix[feature][feature] for feature in used)
-        solved = _solve(
-            [[matrix[i][j] + ridge * (i == j) for j in used] for i in used],
-            [rhs[feature] for feature in used],
-        )
-        if min(solved) >= 0:
-            for feature, value in zip(used, solved, strict=True):
-                weights[feature] = value
+    weights = np.zeros_like(rhs)
+    used = rhs.nonzero()[0]
+    while len(used):
+        normal = matrix[np.ix_(used, used)]
+        ridge = RIDGE * normal.diagonal().max() * np.eye(len(used))
+        solved = np.linalg.solve(normal + ridge, rhs[used])
+        if solved.min() >= 0:
+            weights[used] = solved
             break
-        used = [feature for feature, value in zip(used, solved, strict=True) if value > 0]
+        used = used[solved > 0]
     return weights
-
-
-def _solve(rows: list[Vector], rhs: Vector) -> Vector:
-    """x with rows @ x = rhs, for a matrix that is symmetric and positive definite."""
-    size = len(rows)
-    for pivot in range(size):
-        for below in range(pivot + 1, size):
-            factor = rows[below][pivot] / rows[pivot][pivot]
-            rhs[below] -= factor * rhs[pivot]
-            for column in range(pivot, size):
-                rows[below][column] -= factor * rows[pivot][column]
-    solved = [0.0] * size
-    for feature in reversed(range(size)):
-        known = sum(rows[feature][column] * solved[column] for column in range(feature + 1, size))
-        solved[feature] = (rhs[feature] - known) / rows[feature][feature]
-    return solved

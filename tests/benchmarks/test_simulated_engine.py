@@ -16,7 +16,7 @@ def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> Non
     for id in range(3):
         engine.add(EngineRequest(id, 0, [5] * 20, SamplingParams(max_tokens=id + 1)))
     tokens: dict[int, list[int]] = {id: [] for id in range(3)}
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             tokens[output.id] += output.tokens
     assert tokens == {0: [1], 1: [1, 1], 2: [1, 1, 1]}

@@ -157,7 +157,7 @@ def answers(
     """All outputs by request; requests come one after the other."""
     got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
     coming = list(wanted)
-    while coming or engine.has_work:
+    while coming or not engine.idle:
         for _ in range(min(sample_tokens.randint(0, 2), len(coming))):
             engine.add(coming.pop(0))
         for output in engine.step():
@@ -214,7 +214,7 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
         for request in wanted:
             engine.add(request)
         got: dict[int, list[RequestOutput]] = {request.id: [] for request in wanted}
-        while engine.has_work:
+        while not engine.idle:
             for output in engine.step():
                 got[output.id].append(output)
         found.append([told(got[request.id])[0] for request in wanted])
@@ -241,7 +241,7 @@ def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
     sampler.sample_deferred = note  # type: ignore[method-assign]
     for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
         engine.add(EngineRequest(id, 0, [id + 1], wishes))
-    while engine.has_work:
+    while not engine.idle:
         engine.step()
     # They have the slots 0 to 3; of five steps, three have such rows.
     assert found == [([2], [1])] * 3
@@ -279,7 +279,7 @@ def test_launches_run_elsewhere_give_the_same_tokens_without_a_look_at_clock_or_
     runner.sample = note_tokens  # type: ignore[method-assign]
     for request in requests(seed=7, count=5):
         engine.add(request)
-    while engine.has_work:
+    while not engine.idle:
         engine.step()
     assert len(launches) == len(sampled) > 5
     _, other = make_engine(checkpoint, device, graph_steps=True, pages=20)

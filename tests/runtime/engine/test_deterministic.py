@@ -72,7 +72,7 @@ def answers(loaded: Loaded, asked: Iterable[EngineRequest]) -> tuple[dict[int, A
     for request in asked:
         engine.add(request)
         found[request.id] = [], [], []
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             take(output, found[output.id])
     return found, engine
@@ -143,7 +143,7 @@ def test_a_prompt_from_the_cache_changes_no_bit(large: Loaded, alone: dict[int, 
     for request in requests():
         engine.add(request)
         found[request.id] = [], [], []
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             take(output, found[output.id])
     same(found, alone)

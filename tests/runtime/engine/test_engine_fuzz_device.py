@@ -134,7 +134,7 @@ def play(engine: Engine, visits: list[DeviceVisit]) -> dict[int, list[RequestOut
     got: dict[int, list[RequestOutput]] = {visit.request.id: [] for visit in visits}
     step, last = 0, max(max(visit.arrives, visit.leaves or 0) for visit in visits)
     tokens = sum(len(v.request.tokens) + v.request.params.max_tokens for v in visits)
-    while step <= last or engine.has_work:
+    while step <= last or not engine.idle:
         for visit in visits:
             if visit.arrives == step:
                 engine.add(visit.request)

@@ -69,7 +69,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     answers: list[list[int]] = [[] for _ in prompts]
     for id, prompt in enumerate(prompts):
         engine.add(EngineRequest(id, 0, prompt, params))
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             answers[output.id] += output.tokens
     return answers

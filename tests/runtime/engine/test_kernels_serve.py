@@ -48,7 +48,7 @@ def answers(loaded: Loaded) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in PROMPTS]
     for id, prompt in enumerate(PROMPTS):
         engine.add(EngineRequest(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             assert output.error is None
             found[output.id] += output.tokens
@@ -103,7 +103,7 @@ def test_no_kernel_is_compiled_after_the_warm_up(
     hook = triton.knobs.runtime.jit_post_compile_hook
     triton.knobs.runtime.jit_post_compile_hook = lambda **facts: compiled.append(facts["repr"])
     try:
-        while engine.has_work:
+        while not engine.idle:
             assert all(output.error is None for output in engine.step())
     finally:
         triton.knobs.runtime.jit_post_compile_hook = hook

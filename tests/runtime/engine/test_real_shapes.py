@@ -72,7 +72,7 @@ def check(shape: dict[str, Any], directory: Path, device: DeviceOption) -> None:
     found: list[list[int]] = [[] for _ in expected]
     for id, prompt in enumerate(prompts(shape["vocab_size"])):
         engine.add(EngineRequest(id, 0, prompt, SamplingParams(max_tokens=STEPS, temperature=0)))
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             assert output.error is None
             found[output.id] += output.tokens

@@ -45,7 +45,7 @@ def test_queueing_a_step_waits_for_nothing(tmp_path: Path, tied: bool) -> None:
         )
     torch.cuda.set_sync_debug_mode("error")
     try:
-        while engine.has_work:
+        while not engine.idle:
             assert all(output.error is None for output in engine.step())
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -70,7 +70,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     got: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     for request in requests:
         engine.add(request)
-    while engine.has_work:
+    while not engine.idle:
         for output in engine.step():
             got[output.id].append(output)
     assert engine.stats().pages_used == 0

@@ -130,7 +130,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
     for _ in range(5000):
         for output in engine.step():
             got[output.id].append(output)
-        if not engine.has_work:
+        if engine.idle:
             assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")

@@ -90,10 +90,10 @@ def test_an_aborted_request_is_forgotten(grammars: GrammarManager, early: bool) 
         step_until(engine, id, 3)
     engine.abort(id)
     outputs = engine.step()
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
     assert [output.finish for output in outputs if output.finish] == ["abort"]
-    assert not grammars.has_live and not grammars.compiling
+    assert not grammars.live and not grammars.compiling
     assert engine.requests.pool.num_used == 0
 
 
@@ -109,12 +109,12 @@ def test_a_request_aborted_just_after_its_grammar_was_compiled_never_runs(
         grammars._receive(0.1)  # as a step does that waits for masks
     engine.abort(id)
     outputs: list[RequestOutput] = []
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
         assert id not in [one.request_id for one in engine.requests.running()]
     received = [(output.finish, output.tokens) for output in outputs if output.id == id]
     assert received == [("abort", [])]
-    assert engine.requests.pool.num_used == 0 and not grammars.has_live and not grammars.compiling
+    assert engine.requests.pool.num_used == 0 and not grammars.live and not grammars.compiling
 
 
 def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
@@ -128,7 +128,7 @@ def test_a_dead_grammar_process_ends_its_requests_and_the_next_one_gets_another(
     assert process is not None
     os.kill(process.popen.pid, signal.SIGKILL)
     process.popen.wait()
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
     assert "SIGKILL" in (ends[1].error or "") and not ends[1].is_request_error
@@ -166,7 +166,7 @@ def test_a_grammar_process_that_dies_while_it_compiles_is_tried_once_more(
             process.popen.wait()
             while grammars.compiling and grammars._process is process:
                 outputs += engine.step()
-        while engine.has_work:
+        while not engine.idle:
             outputs += engine.step()
         assert [output.finish for output in outputs if output.finish] == [finish]
         run(engine, [ask(9, regex_grammar("abc"))])

@@ -68,9 +68,9 @@ def test_while_the_grammar_process_hangs_only_its_own_rows_wait(
     assert time.monotonic() - began < REPLY_TIMEOUT_SECONDS / 2
     assert grammars.late == {1, 2}
     os.kill(process.popen.pid, signal.SIGCONT)
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
-    assert engine.requests.pool.num_used == 0 and not grammars.has_live
+    assert engine.requests.pool.num_used == 0 and not grammars.live
     for one in wanted:
         got = [output for output in outputs if output.id == one.id]
         assert tokens_of(got) == tokens_of(undisturbed[one.id])
@@ -91,7 +91,7 @@ def test_a_grammar_process_that_hangs_too_long_ends_its_own_requests_alone(
     monkeypatch.setattr("runtime.grammar.manager.REPLY_TIMEOUT_SECONDS", 0.0)
     outputs += step_until(engine, 1, 1)
     monkeypatch.undo()
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
     assert (ends[1].finish, ends[1].error, ends[1].is_request_error) == ("error", SILENT, False)

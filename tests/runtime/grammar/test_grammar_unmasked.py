@@ -36,7 +36,7 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     while grammars._pending_advances:
         grammars._receive(0.1)
     del grammars._masks[1]
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
     assert (ends[1].finish, ends[1].error, ends[1].is_request_error) == (
@@ -47,7 +47,7 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     # One more may have been chosen under the mask before.
     assert sum(len(output.tokens) for output in outputs if output.id == 1) <= known + overlap
     assert (ends[2].finish, ends[3].finish) == ("stop", "length")
-    assert engine.requests.pool.num_used == 0 and not grammars.has_live
+    assert engine.requests.pool.num_used == 0 and not grammars.live
 
 
 def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: GrammarManager) -> None:
@@ -61,7 +61,7 @@ def test_one_that_compiled_just_before_the_process_ended_ends_too(grammars: Gram
     process.popen.wait()
     engine.add(ask(2, regex_grammar("[a-z]{4}")))  # finds that the process has ended
     outputs: list[RequestOutput] = []
-    while engine.has_work:
+    while not engine.idle:
         outputs += engine.step()
     ends = {output.id: output for output in outputs if output.finish}
     assert ends[1].finish == "error" and ends[2].finish == "stop"

@@ -108,7 +108,7 @@ def check_answers(found: Loaded, requests: list[EngineRequest]) -> None:
     for request in requests:
         engine.add(request)
     outputs: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
-    while engine.has_work:
+    while not engine.idle:
         found.executor.prepare()
         for output in engine.step():
             assert output.error is None

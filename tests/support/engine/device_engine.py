@@ -101,10 +101,6 @@ class FitRules:
     def live(self) -> Container[int]:
         return self._said
 
-    @property
-    def has_live(self) -> bool:
-        return bool(self._said)
-
     def submit(self, request: EngineRequest) -> None:
         self._begun.append((request, None, False))
         self._said[request.id], self._most[request.id] = [], int(request.params.grammar)

@@ -62,8 +62,7 @@ class FakeProcess:
             self._advanced_at = due
             self._due.append((due, Advanced(masks)))
         else:
-            for key in message.keys:
-                self._answers.pop(key, None)
+            self._answers.pop(message.key, None)
         self._due.sort(key=lambda entry: entry[0])
 
     def receive(self, wait_seconds: float) -> list[FromGrammarProcess]:

@@ -144,7 +144,7 @@ class Play:
         last = max(max(visit.arrives, visit.leaves or 0) for visit in visits)
         tokens = sum(len(v.request.tokens) + v.request.params.max_tokens for v in visits)
         step = 0
-        while step <= last or self.engine.has_work:
+        while step <= last or not self.engine.idle:
             self._come_and_go(step)
             launched, waits = len(self.executor.batches), self._waits_for_grammars()
             outputs = self.engine.step()
@@ -175,7 +175,7 @@ class Play:
                 self.engine.abort(visit.request.id)
                 outputs = self.outputs[visit.request.id]
                 alive = visit.arrives <= step and not (outputs and outputs[-1].finish)
-                assert not alive or self.engine.has_work, "an abort waits for an answer"
+                assert not alive or not self.engine.idle, "an abort waits for an answer"
         self.engine.requests.check_integrity()
 
     def _receive(self, output: RequestOutput) -> None:

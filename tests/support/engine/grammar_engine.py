@@ -100,7 +100,7 @@ def run(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Request
         for output in engine.step():
             got[output.id].append(output)
         engine.requests.check_integrity()
-        if not engine.has_work:
+        if engine.idle:
             assert engine.requests.pool.num_used == 0
             return got
     raise AssertionError("no progress")

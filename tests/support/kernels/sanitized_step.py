@@ -163,7 +163,7 @@ def step() -> None:
             )
             engine.add(EngineRequest(id, 0, [place % 90 for place in range(length)], sampling))
         num_tokens = 0
-        while engine.has_work:
+        while not engine.idle:
             for output in engine.step():
                 assert output.error is None
                 num_tokens += len(output.tokens)
