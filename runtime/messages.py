@@ -98,7 +98,7 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """Natural log-probability of one token, and the most likely alternatives at its place."""
+    """Natural log-probability of one token, and the most likely alternatives at its position."""
 
     logprob: float
     rank: int  # 1 for the most likely token
@@ -154,7 +154,7 @@ class Stats(Struct, frozen=True, array_like=True):
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     """The outputs of one step for one API process; sent once a second when idle, as a heartbeat.
 
-    Tokens of requests with nothing else to say are packed arrays: `ids` are 8 bytes a token,
+    Tokens of requests with no other output are packed arrays: `ids` are 8 bytes a token,
     `tokens` 4 bytes, both in the byte order of the host.  `ids` names a request once for each of
     its tokens, in order; they come before its output in `outputs`.
     """
@@ -203,7 +203,7 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     """The engine process ended; the requests it held are lost.  Sent by the launcher."""
 
     reason: str
-    epoch: int | None = None  # of the engine that ended: a newer one may have said Ready already
+    epoch: int | None = None  # of the engine that ended: a newer one may have sent Ready already
 
 
 ToEngine = Hello | EngineRequest | Abort

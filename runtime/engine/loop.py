@@ -265,9 +265,9 @@ class Engine:
     def stats(self) -> Stats:
         requests, pool = self.requests, self.requests.pool
         return Stats(
-            running=requests.num_running,
+            running=len(requests.prefilling) + len(requests.decoding.slots),
             waiting=requests.waiting.count,
-            pages_used=pool.num_used,
+            pages_used=pool.num_pages - pool.num_free,
             pages_total=pool.num_pages,
             steps=self._steps,
             step_tokens=self._step_tokens,

@@ -3,7 +3,7 @@
 It receives requests, steps the engine and sends its outputs and statistics to the API processes.
 It reads one line of JSON (`EngineProcessArgs`) from stdin, and exits when stdin ends.  Exit codes:
 0 after SIGTERM, 2 if the configuration or the model cannot work (one line `error: ...` on stderr),
-1 with a traceback for our own mistakes.
+1 with a traceback for any other exception.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
@@ -74,7 +73,7 @@ class OutputPublisher:
     def register(self, request: EngineRequest, stats: Stats) -> bool:
         """Record the client of a request.  False: its id is in use, and it was answered so.
 
-        That is a mistake of one API process, so the requests of the others continue.
+        That is an error of one API process, so the requests of the others continue.
         """
         if request.id in self._client_of:
             rejection = RequestOutput(
@@ -236,12 +235,8 @@ def one_line_errors() -> Iterator[None]:
         raise SystemExit(code) from None
 
 
-def _terminate(signum: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
-
-
 def main() -> None:
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     args = parent_watch.read_args(EngineProcessArgs)
     with one_line_errors():
         serve(args)

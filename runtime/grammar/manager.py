@@ -145,11 +145,10 @@ class GrammarManager:
             self._compiling_since = self._clock()
         self._compiling[request.id] = request
         if not self._tokenizer_file.is_file():
-            self._finish_compile(
-                request.id, f"{self._tokenizer_file.name} is missing: grammars need it"
-            )
-            return
-        self._compile(request)
+            error = f"{self._tokenizer_file.name} is missing: grammars need it"
+            self._finish_compile(Compiled(request.id, error=error))
+        else:
+            self._compile(request)
 
     def _compile(self, request: EngineRequest) -> None:
         if self._process is None:
@@ -158,7 +157,7 @@ class GrammarManager:
             except Exception as error:  # no space for its sockets, no process: other requests run
                 log.exception("there is no grammar process")
                 reason = f"the grammar process cannot be started: {error}"
-                self._finish_compile(request.id, reason, is_request_error=False)
+                self._finish_compile(Compiled(request.id, error=reason, internal=True))
                 return
         params = request.params
         self._process.sender.send(
@@ -240,12 +239,7 @@ class GrammarManager:
         messages = process.receiver.receive(wait_seconds)
         for message in messages:
             if isinstance(message, Compiled):
-                self._finish_compile(
-                    message.key,
-                    message.error,
-                    message.mask,
-                    is_request_error=not message.internal,
-                )
+                self._finish_compile(message)
             else:
                 self._on_advanced(message)
         if not messages:
@@ -259,18 +253,16 @@ class GrammarManager:
             return True
         return bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS
 
-    def _finish_compile(
-        self, id: int, error: str | None, mask: bytes = b"", *, is_request_error: bool = True
-    ) -> None:
+    def _finish_compile(self, compiled: Compiled) -> None:
         self._compiling_since = self._clock()
-        request = self._compiling.pop(id, None)
-        self._retried.discard(id)
+        request = self._compiling.pop(compiled.key, None)
+        self._retried.discard(compiled.key)
         if request is None:
             return  # released meanwhile
-        if error is None:
-            self.live.add(id)
-            self._masks[id] = mask
-        self._compiled.append((request, error, is_request_error))
+        if compiled.error is None:
+            self.live.add(compiled.key)
+            self._masks[compiled.key] = compiled.mask
+        self._compiled.append((request, compiled.error, not compiled.internal))
 
     def _on_advanced(self, advanced: Advanced) -> None:
         sent_at, ids = self._pending_advances.popleft()
@@ -290,7 +282,7 @@ class GrammarManager:
         retries: list[EngineRequest] = []
         for id, request in list(self._compiling.items()):
             if id in self._retried:
-                self._finish_compile(id, reason)  # it may be the cause
+                self._finish_compile(Compiled(id, error=reason))  # it may be the cause
             else:
                 self._retried.add(id)
                 retries.append(request)

@@ -38,7 +38,7 @@ class Compiled(Struct, frozen=True, array_like=True, tag="compiled"):
     key: int
     mask: bytes = b""
     error: str | None = None
-    internal: bool = False  # with `error`: the failure is ours, not the grammar's
+    internal: bool = False  # with `error`: the grammar process failed, not the grammar
 
 
 class Advanced(Struct, frozen=True, array_like=True, tag="advanced"):

@@ -25,13 +25,11 @@ READABLE = int(zmq.POLLIN)
 BURST = 64  # messages handled before the event loop runs other callbacks
 
 
-def _context() -> zmq.Context[zmq.Socket[bytes]]:
-    return cast("zmq.Context[zmq.Socket[bytes]]", zmq.Context.instance())
-
-
 @cache
-def _low_priority_context() -> zmq.Context[zmq.Socket[bytes]]:
+def _context(low_priority: bool) -> zmq.Context[zmq.Socket[bytes]]:
     context = zmq.Context()
+    if not low_priority:
+        return context
     with ThreadPoolExecutor(1) as pool:  # another thread: this one keeps its priority
         if pool.submit(lower_priority).result():  # otherwise ZMQ would abort the process
             context.set(zmq.THREAD_SCHED_POLICY, os.SCHED_BATCH)
@@ -47,7 +45,7 @@ def lower_priority() -> bool:
 
 
 def _open(kind: int, low_priority: bool) -> zmq.Socket[bytes]:
-    socket = (_low_priority_context() if low_priority else _context()).socket(kind)
+    socket = _context(low_priority).socket(kind)
     socket.set(zmq.LINGER, 0)  # closing drops unsent messages: their reader has gone
     socket.set(zmq.SNDHWM, 0)
     socket.set(zmq.RCVHWM, 0)

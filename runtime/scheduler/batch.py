@@ -68,7 +68,12 @@ def make_batch(
     """A Batch of plain lists, each converted to an array."""
     columns = (slots, starts, q_lens, tokens, num_new_pages, new_pages)
     arrays = [np.array(column, dtype=np.int64) for column in columns]
-    return Batch(*arrays, np.array(sample, dtype=np.bool_), decode_rows, list(new_rows))
+    return Batch(
+        *arrays,
+        sample=np.array(sample, dtype=np.bool_),
+        decode_rows=decode_rows,
+        new_rows=list(new_rows),
+    )
 
 
 class Masks(Struct, frozen=True):
@@ -90,9 +95,9 @@ class ModelRunnerOutput(Struct, frozen=True):
     """
 
     tokens: NDArray[np.int32]
-    logprobs: list[list[TokenLogprob] | None] | None = None  # of these tokens; None: no row asked
+    logprobs: list[list[TokenLogprob] | None] | None = None  # of these tokens; None: not requested
     # Of the prompt tokens that the row computed, each scored by the position before it, in order.
-    # The first token of a prompt has none.  None: no row asked.
+    # The first token of a prompt has none.  None: no row requested them.
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed

@@ -165,7 +165,7 @@ class Committer:
         known = len(sequence.tokens)
         output = self._append(sequence, tokens, logprobs)
         self.generated_tokens += len(output.tokens)
-        # The last of them has not been fed to the model.
+        # The last of them has no KV yet.
         self._cache_pages(sequence, known, len(sequence.tokens) - 1)
         if decodes:
             requests.decoding.sync_tokens(sequence)
@@ -214,7 +214,7 @@ class Committer:
 
 
 def _rows_with_details(model_output: ModelRunnerOutput) -> list[int]:
-    """Rows with an error or logprobs beside their token; embeddings do not count."""
+    """Rows with an error, or with logprobs of their tokens; embeddings do not count."""
     rows = list(model_output.errors)
     for column in (model_output.logprobs, model_output.prompt_logprobs):
         if column is not None:
@@ -231,7 +231,7 @@ def _end(sequence: Sequence, token: int) -> tuple[FinishReason | None, int | Non
 
 
 def _prompt_logprobs(sequence: Sequence) -> list[TokenLogprob | None] | None:
-    """One entry a prompt token, None for the first; None if they were not asked for."""
+    """One entry a prompt token, None for the first; None if they were not requested."""
     if sequence.request.params.prompt_logprobs is None:
         return None
     # A prompt of one token has no token to score, so the executor reported none.

@@ -117,10 +117,8 @@ class DecodeColumns:
         self._sequences[slot] = sequence
         self._ids[slot], self._clients[slot] = sequence.request_id, sequence.request.client
         self._arrival_index[slot] = sequence.arrival_index
-        self._num_computed_tokens[slot], self._kv_limit[slot] = (
-            sequence.num_computed_tokens,
-            sequence.max_len - 1,
-        )
+        self._num_computed_tokens[slot] = sequence.num_computed_tokens
+        self._kv_limit[slot] = sequence.max_len - 1
         # The mask of a token depends on those before it, so there is none for drafts.
         constrained = bool(sequence.request.params.grammar)
         self._max_drafts[slot] = 0 if constrained else self._num_drafts
@@ -189,22 +187,21 @@ class DecodeColumns:
         if count > max_tokens:
             return None
         starts, q_lens = self._num_computed_tokens[slots], ONES[:count]
-        most = tokens_per_row
-        if most > 1:
-            most = max(1, min(most, max_tokens // max(2 * count, 1)))
-            q_lens = np.minimum(self._max_drafts[slots] + 1, most)
+        if tokens_per_row > 1:
+            tokens_per_row = max(1, min(tokens_per_row, max_tokens // max(2 * count, 1)))
+            q_lens = np.minimum(self._max_drafts[slots] + 1, tokens_per_row)
         rows = (starts >= self._schedule_check_at[slots]).nonzero()[0]
         if len(rows):
             slots, first = slots[rows], starts[rows]
-            left = self._kv_limit[slots] - first
-            if np.count_nonzero(left <= 0):
+            remaining = self._kv_limit[slots] - first
+            if np.count_nonzero(remaining <= 0):
                 return None
-            if most > 1:
-                q_lens[rows] = np.minimum(q_lens[rows], left)
+            if tokens_per_row > 1:
+                q_lens[rows] = np.minimum(q_lens[rows], remaining)
             if self._num_drafts:  # otherwise each of them is at the end of its last page
                 missing = first + q_lens[rows] - self._page_room[slots]
                 rows = np.repeat(rows, np.maximum(-(-missing // self._page_size), 0))
-        num_tokens = count if most == 1 else int(np.add.reduce(q_lens))
+        num_tokens = count if tokens_per_row == 1 else int(np.add.reduce(q_lens))
         return DecodeRows(requests, starts, q_lens, num_tokens, rows, [])
 
     def _columns_of(self, slots: Int64Array) -> RequestColumns:
@@ -214,12 +211,11 @@ class DecodeColumns:
 
     def schedule_rows(self, rows: DecodeRows, pages: list[int]) -> None:
         """Schedule the rows of select_rows(), with a page for each of their `new_page_rows`."""
-        all_slots = rows.requests.slots
-        self._num_computed_tokens[all_slots] = rows.starts + rows.q_lens
+        self._num_computed_tokens[rows.slots] = rows.starts + rows.q_lens
         if not pages:
             return
         rows.new_pages.extend(pages)
-        slots = all_slots[rows.new_page_rows]
+        slots = rows.slots[rows.new_page_rows]
         np.add.at(self._page_room, slots, self._page_size)
         self._set_schedule_check(slots)
         for sequence, page in zip(self._at(slots), pages, strict=True):

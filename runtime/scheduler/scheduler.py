@@ -84,8 +84,9 @@ class Scheduler:
         self.admission = Admission(requests)
         self.times = StepTimes()
         self.chunks = ChunkBudget(requests.resolved, self.times)
-        most = requests.resolved.max_tokens_per_row
-        self._tokens_per_row = (most, 1) if most > 1 else (1,)  # fewer where pages are short
+        max_tokens = requests.resolved.max_tokens_per_row
+        # In the order in which they are tried: fewer where pages are short.
+        self._tokens_per_row = (max_tokens, 1) if max_tokens > 1 else (1,)
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None if nothing can be done before a commit or a new request."""
@@ -139,21 +140,21 @@ class Scheduler:
         prefilling = [one for one in self.requests.prefilling.values() if one.held_since is None]
         if not prefilling and not waiting:
             return
-        left = self._prefill_budget(builder, prefilling, waiting)
-        if left <= 0:
+        budget = self._prefill_budget(builder, prefilling, waiting)
+        if budget <= 0:
             return
         first = min(chain(prefilling, waiting[:1]), key=lambda one: one.priority_key)
         # Admitted before others can take the pages that it needs.
         if first.slot < 0:
             self.admission.try_admit(first)
-        reserved = min(first.num_new_tokens, left - left // 2) if first.slot >= 0 else 0
+        reserved = min(first.num_new_tokens, budget - budget // 2) if first.slot >= 0 else 0
         for sequence in sorted(chain(prefilling, waiting), key=_shortest_first):
             reserved = 0 if sequence is first else reserved
-            if left <= reserved:
+            if budget <= reserved:
                 continue
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
-                count = min(sequence.num_new_tokens, left - reserved)
-                left -= count
+                count = min(sequence.num_new_tokens, budget - reserved)
+                budget -= count
                 if builder.add_prefill(sequence, count):
                     self.requests.start_decoding(sequence)
 

@@ -107,14 +107,14 @@ class StepTimes:
         weights = self._fitted()
         if weights is None:
             return None
-        left = seconds - self.decode_seconds(rows, kv_tokens)
-        if left <= 0:
+        remaining = seconds - self.decode_seconds(rows, kv_tokens)
+        if remaining <= 0:
             return 0
         per_token, per_pair = weights[2] * self._correction, weights[4] * self._correction
-        # per_pair / 2 * n^2 + linear * n = left
+        # per_pair / 2 * n^2 + linear * n = remaining
         linear = per_token + per_pair * context
-        root = (linear * linear + 2 * per_pair * left) ** 0.5
-        return int(2 * left / (linear + root)) if linear + root > 0 else None
+        root = (linear * linear + 2 * per_pair * remaining) ** 0.5
+        return int(2 * remaining / (linear + root)) if linear + root > 0 else None
 
     def _fitted(self) -> Vector | None:
         """The weights, refitted when due; None before the first step with prefill."""
@@ -132,9 +132,9 @@ def _nonnegative_ridge(matrix: Float64Array, rhs: Float64Array) -> Float64Array:
     weights = np.zeros_like(rhs)
     used = rhs.nonzero()[0]
     while len(used):
-        normal = matrix[np.ix_(used, used)]
-        ridge = RIDGE * normal.diagonal().max() * np.eye(len(used))
-        solved = np.linalg.solve(normal + ridge, rhs[used])
+        normal: Float64Array = matrix[np.ix_(used, used)]
+        ridge = RIDGE * float(np.max(normal.diagonal()))
+        solved = np.linalg.solve(normal + ridge * np.eye(len(used)), rhs[used])
         if solved.min() >= 0:
             weights[used] = solved
             break

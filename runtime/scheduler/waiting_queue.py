@@ -43,11 +43,10 @@ class WaitingQueue:
         front = self._front
         if front and sequence.priority_key < front[-1].priority_key:
             insort(front, sequence, key=lambda one: one.priority_key)
-            if len(front) > self.FRONT:
-                sequence = front.pop()
-                heapq.heappush(self._heap, (sequence.priority_key, sequence))
-        else:
-            heapq.heappush(self._heap, (sequence.priority_key, sequence))
+            if len(front) <= self.FRONT:
+                return
+            sequence = front.pop()
+        heapq.heappush(self._heap, (sequence.priority_key, sequence))
 
     def front(self) -> list[Sequence]:
         """The first FRONT sequences by priority key, in order.  The caller must not modify it."""
