@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import itertools
 import os
@@ -99,8 +100,7 @@ class Compilers:
 
 def _request(make: Callable[[], Any]) -> bytes | None:
     """The pickled request for what `make` compiles; None if it is cached or not picklable."""
-    names, cells = make.__code__.co_freevars, make.__closure__ or ()
-    found = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
+    found = inspect.getclosurevars(make).nonlocals
     try:
         source, target, options = found["src"], found["target"], found["options"]
         variables = found["env_vars"]

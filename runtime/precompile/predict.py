@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from model_zoo.config import read_config
 from runtime.config import EngineConfig
+from runtime.precompile.worker import compile_launches
 
 HALVES = ("bfloat16", "float16")
 GPU = SimpleNamespace(type="cuda")
@@ -122,7 +123,6 @@ def _compile_only() -> None:
     import torch
     from triton.backends.compiler import GPUTarget
     from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
 
     from attention.common import dependent_launch
 
@@ -134,9 +134,4 @@ def _compile_only() -> None:
         get_current_target=lambda: GPUTarget("cuda", 90, 32),
     )
     driver.set_active(nowhere)
-    run: Any = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **options)
-
-    JITFunction.run = compile_only
+    compile_launches()
