@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from msgspec import structs
 
 from runtime.config import ResolvedConfig
@@ -69,8 +70,8 @@ class QueueingExecutor:
 
     def __init__(self, rows: int) -> None:
         self._buckets = Buckets(rows, MAX_TOKENS)
-        most = max(Layout.of(bucket).end for bucket in self._buckets.largest)
-        self._numbers = np.zeros(most, dtype=np.int32)
+        num_bytes = max(Layout.of(bucket).packed.num_bytes for bucket in self._buckets.largest)
+        self._memory = torch.zeros(num_bytes, dtype=torch.uint8)
         self._blocks: dict[Bucket, HostBlock] = {}
         self._pages_before = np.zeros(rows, dtype=np.int32)
         self.scheduled_ns = self.queued_ns = 0
@@ -80,7 +81,7 @@ class QueueingExecutor:
         rows = len(batch.slots)
         bucket = self._buckets.fit(len(batch.tokens), rows)
         if bucket not in self._blocks:
-            self._blocks[bucket] = HostBlock(self._numbers, Layout.of(bucket))
+            self._blocks[bucket] = HostBlock(self._memory, Layout.of(bucket))
         before = self._pages_before[:rows]
         self._blocks[bucket].fill(batch, before, before)
         self.queued_ns = time.thread_time_ns()
