@@ -57,6 +57,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
 
     model_type: str
     max_position: int
+    vocab_size: int
     kv_bytes_per_token: int
 
 

@@ -32,7 +32,7 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return sum(count for _, count in self._fixed_lines())
+        return self.weights + self.state + self.activations + self.graphs
 
     @property
     def for_kv(self) -> int:
@@ -40,20 +40,20 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
 
     def lines(self, kv: int) -> list[tuple[str, int]]:
         """(name, bytes) for the start report; `kv`: the bytes allocated to the KV cache."""
-        lines = [*self._fixed_lines(), ("KV", kv), ("unused", self.free - self.fixed - kv)]
-        return [line for line in lines if line[1]]
-
-    def _fixed_lines(self) -> list[tuple[str, int]]:
-        return [
+        parts = [
             ("weights", self.weights),
             ("state", self.state),
             ("activations", self.activations),
-            ("graphs", self.graphs),
         ]
+        parts += [("graphs", self.graphs), ("KV", kv)]
+        parts.append(("unused", self.free - self.fixed - kv))
+        return [(name, count) for name, count in parts if count]
 
     def explain(self) -> str:
         """How the memory is divided, for an error message."""
-        taken = [f"less {name} {size(count)}" for name, count in self._fixed_lines() if count]
+        parts = {"weights": self.weights, "state": self.state, "activations": self.activations}
+        parts["graphs"] = self.graphs
+        taken = [f"less {name} {size(count)}" for name, count in parts.items() if count]
         share = f"--gpu-memory {self.share:g} of {size(self.free)}"
         return f"{', '.join([share, *taken])} leaves {size(self.for_kv)}"
 

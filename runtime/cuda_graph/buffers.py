@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import cycle
 
 import numpy as np
 import torch
@@ -99,11 +98,15 @@ class HostBlock:
         np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")
         np.cumsum(batch.q_lens, out=ends[1 : count + 1])
         if count < self._layout.bucket.rows:
-            columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
-            columns[prepare.KV_LEN][count:] = 0
-            ends[count + 1 :] = ends[count]
+            self._pad(count)
         self._tokens[:total] = batch.tokens
         return self._fill_pages(batch, count, total)
+
+    def _pad(self, count: int) -> None:
+        columns = self._columns
+        columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
+        columns[prepare.KV_LEN][count:] = 0
+        columns[prepare.CU_Q][count + 1 :] = columns[prepare.CU_Q][count]
 
     def _fill_pages(self, batch: Batch, count: int, total: int) -> int:
         added, at = self._columns[prepare.PAGES_ADDED], self._columns[prepare.PAGES_AT][:count]
@@ -155,7 +158,8 @@ class StepBuffers:
         length = max(Layout.of(bucket).packed.num_bytes // 4 for bucket in largest)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
         stream = CudaStream(device) if device.type == "cuda" else None
-        self._ring = cycle([Staging(self.block, stream) for _ in range(RING)])
+        self._ring = [Staging(self.block, stream) for _ in range(RING)]
+        self._next = 0
 
     def send(
         self,
@@ -167,7 +171,8 @@ class StepBuffers:
         sampler: SamplerState,
     ) -> None:
         """Queue the copy of a step's block.  new_rows: those whose parameters `sampler` packs."""
-        staging = next(self._ring)
+        staging = self._ring[self._next]
+        self._next = (self._next + 1) % RING
         block = staging.block(Layout.of(bucket))
         if new_rows:
             sampler.pack(new_rows, block.new_rows)
@@ -191,15 +196,17 @@ class OutputCopy:
 
     def copy(self, rows: int, length: int) -> None:
         """Queue the copy of the first `length` bytes, the outputs of `rows` rows."""
-        if rows not in self._views:
-            tokens, usable = output_layout(rows).views(self._memory)
-            self._views[rows] = tokens.numpy(), usable.numpy()
-        self.tokens, self.usable = self._views[rows]
+        self.tokens, self.usable = self._views.get(rows) or self._view(rows)
         if self._stream is None or self._arrived is None:
             self._memory[:length].copy_(self._source[:length])
             return
         self._stream.to_host(*self._addresses, length)
         self._arrived.set()
+
+    def _view(self, rows: int) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
+        tokens, usable = output_layout(rows).views(self._memory)
+        self._views[rows] = tokens.numpy(), usable.numpy()
+        return self._views[rows]
 
     def wait(self) -> None:
         """Block until the device has finished the step."""
@@ -220,7 +227,8 @@ class OutputRing:
         num_bytes = output_layout(max_rows).num_bytes
         self._memory = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         stream = CudaStream(device) if device.type == "cuda" else None
-        self._ring = cycle([OutputCopy(self._memory, stream) for _ in range(RING)])
+        self._ring = [OutputCopy(self._memory, stream) for _ in range(RING)]
+        self._next = 0
 
     def outputs(self, rows: int) -> list[Tensor]:
         """tokens, usable [rows] on the device."""
@@ -228,6 +236,7 @@ class OutputRing:
 
     def fetch(self, rows: int) -> OutputCopy:
         """Queue the copy to the host.  The result is valid for RING - 1 more steps."""
-        copy = next(self._ring)
+        copy = self._ring[self._next]
+        self._next = (self._next + 1) % RING
         copy.copy(rows, output_layout(rows).num_bytes)
         return copy

@@ -131,8 +131,10 @@ class GraphExecutor:
         for row in batch.new_rows:
             self._prompts.reset(row)
             self._sampler.reset_host(row)
-        room = layout.num_new_rows
-        new_rows, others = batch.new_rows[:room], batch.new_rows[room:]
+        new_rows, others = (
+            batch.new_rows[: layout.num_new_rows],
+            batch.new_rows[layout.num_new_rows :],
+        )
         if others:
             self._sampler.send(others)
         pages_before = self._slots.count_pages(batch)

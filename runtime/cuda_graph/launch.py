@@ -1,7 +1,7 @@
 """Launches: what each step runs, decided once.
 
-A StepLaunch is plain data.  Any process that runs the same launches in the same order, such as
-another GPU's, does the same work: it reads neither a clock nor its own free memory.
+A StepLaunch is plain data.  Whoever runs the same launches in the same order, another GPU's process
+for one, does the same work: it looks at no clock and at no free memory of its own.
 
 Steps are padded to buckets, so that few CUDA graphs serve all of them.  Decode steps, in which
 every row has one token, have buckets of their own: they need no prefill kernels, and there is one
@@ -63,8 +63,8 @@ class Buckets:
     @property
     def largest(self) -> list[Bucket]:
         """The largest mixed and the largest decode bucket, which set the sizes of buffers."""
-        rows = self._decode[-1]
-        return [Bucket(self._max_tokens, rows, False), Bucket(rows, rows, True)]
+        most = self._decode[-1]
+        return [Bucket(self._max_tokens, most, False), Bucket(most, most, True)]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The smallest bucket for a step of this many tokens and rows."""
@@ -98,11 +98,11 @@ class Buckets:
         Decode steps in powers of two: reading the weights takes most of their time.
         """
         sizes = {self._decode[-1], *(1 << power for power in range(9))}
-        max_rows = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
+        most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
         return [
             bucket
             for bucket in self.graphs()
-            if (bucket.tokens in sizes if bucket.decode else bucket.rows == max_rows[bucket.tokens])
+            if (bucket.tokens in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
         ]
 
 
@@ -118,9 +118,9 @@ def mixed_sizes() -> list[int]:
     ]
 
 
-def _cut(sizes: list[int] | tuple[int, ...], limit: int) -> list[int]:
-    """The sizes below `limit`, and that."""
-    return [*(size for size in sizes if size < limit), limit]
+def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
+    """The sizes below `most`, and that."""
+    return [*(size for size in sizes if size < most), most]
 
 
 class StepLaunch(Struct, frozen=True, eq=False):
@@ -179,11 +179,11 @@ class LaunchPlanner:
 
     def _next_larger(self, best: Bucket) -> Bucket:
         """The smallest bucket with a graph that holds `best`; `best` itself if there is none."""
-        max_tokens = max(MAX_PADDING * best.tokens, SMALL)
+        most = max(MAX_PADDING * best.tokens, SMALL)
         fitting = [
             bucket
             for bucket in self._captured
-            if best.tokens <= bucket.tokens <= max_tokens
+            if best.tokens <= bucket.tokens <= most
             and best.rows <= bucket.rows
             and best.decode == bucket.decode
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
@@ -42,12 +43,11 @@ def build_input(
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
     pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
-    page = pages[token_rows, token_positions // kv.page_size].to(torch.int64)
     meta = AttentionMetadata(
         cu_seqlens_q=sums,
         cache_seqlens=lens,
         page_table=pages,
-        slot_mapping=page * kv.page_size + token_positions % kv.page_size,
+        slot_mapping=_slot_mapping(pages, token_rows, token_positions, kv.page_size),
         max_seqlen_q=int(q_lens.max()),
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),
@@ -68,3 +68,9 @@ def _offsets(lens: Int64Array) -> Int64Array:
     offsets = np.zeros(len(lens) + 1, dtype=np.int64)
     np.cumsum(lens, out=offsets[1:])
     return offsets
+
+
+def _slot_mapping(pages: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
+    """[T] int64: the KV cell of each token, page * page_size + offset."""
+    page = pages[rows, positions // page_size].to(torch.int64)
+    return page * page_size + positions % page_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +26,10 @@ class RowOutputs(Protocol):
     @property
     def tokens(self) -> NDArray[np.int32]: ...  # LAST where none was sampled
 
-    @property  # 0: NaN or +inf in its logits, or NaN in its hidden state
-    def usable(self) -> NDArray[np.int8]: ...
+    @property
+    def usable(
+        self,
+    ) -> NDArray[np.int8]: ...  # 0: NaN or +inf in its logits, or NaN in its hidden state
 
     def wait(self) -> None: ...
 
@@ -87,17 +90,7 @@ class DevicePendingOutput:
         arrived = iter(self._download.wait())
         logprobs: list[list[TokenLogprob] | None] = [None] * self._num_rows
         for output in self._sampler_outputs:
-            copies = [next(arrived) for _ in output.tensors()]
-            sampled, usable, *scores = output.arrived(copies)
-            rows = zip(output.rows, sampled.tolist(), usable.tolist(), strict=True)
-            for row, token, is_usable in rows:
-                tokens[row] = token
-                if not is_usable:
-                    errors[row] = NOT_FINITE
-            if scores:
-                found = token_logprobs(scores, output.widths)
-                for row, score in zip(output.scored, found, strict=True):
-                    logprobs[row] = None if row in errors else [score]
+            self._read(output, arrived, tokens, errors, logprobs)
         prompt_logprobs: list[list[TokenLogprob] | None] | None = None
         embeddings: dict[int, bytes] = {}
         if self._prompt_outputs is not None:
@@ -110,3 +103,23 @@ class DevicePendingOutput:
         return ModelRunnerOutput(
             tokens[:, None], logprobs if scored else None, prompt_logprobs, errors, embeddings
         )
+
+    def _read(
+        self,
+        output: SamplerOutput,
+        arrived: Iterator[Tensor],
+        tokens: NDArray[np.int32],
+        errors: dict[int, str],
+        logprobs: list[list[TokenLogprob] | None],
+    ) -> None:
+        """Write the rows of a sampler's output, from host copies of its tensors."""
+        copies = [next(arrived) for _ in output.tensors()]
+        sampled, usable, *scored = output.arrived(copies)
+        for row, token, fine in zip(output.rows, sampled.tolist(), usable.tolist(), strict=True):
+            tokens[row] = token
+            if not fine:
+                errors[row] = NOT_FINITE
+        if scored:
+            found = token_logprobs(scored, output.widths)
+            for row, score in zip(output.scored, found, strict=True):
+                logprobs[row] = None if row in errors else [score]

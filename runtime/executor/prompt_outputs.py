@@ -132,16 +132,6 @@ class StepPromptOutputs:
                 yield row, embedding.numpy().astype("<f4").tobytes(), finite
 
 
-def _prompt_of(row: NewRow) -> ScoredPrompt | PooledPrompt | None:
-    """The prompt of a new sequence, if it gives more than tokens."""
-    params = row.params
-    if params.pooling is not None:
-        return PooledPrompt(params.pooling, row.prompt_len)
-    if params.prompt_logprobs is not None:
-        return ScoredPrompt(row.prompt_len, params.prompt_logprobs)
-    return None
-
-
 class PromptOutputs:
     """The prompts in all slots that give more than tokens."""
 
@@ -151,19 +141,26 @@ class PromptOutputs:
     def reset(self, row: NewRow) -> None:
         """Reset the slot for a new sequence."""
         self.prompts.pop(row.slot, None)
-        prompt = _prompt_of(row)
-        if prompt is not None:
-            self.prompts[row.slot] = prompt
+        params = row.params
+        if params.pooling is not None:
+            self.prompts[row.slot] = PooledPrompt(params.pooling, row.prompt_len)
+        elif params.prompt_logprobs is not None:
+            self.prompts[row.slot] = ScoredPrompt(row.prompt_len, params.prompt_logprobs)
 
     def needs_all_hidden_states(self, batch: Batch) -> bool:
         """Whether a prompt of the batch, before or after reset(), needs those of all its tokens.
 
         A slot's prompt stays here until another sequence moves in.
         """
-        prompts = self.prompts | {row.slot: _prompt_of(row) for row in batch.new_rows}
+        new_slots = {row.slot for row in batch.new_rows}
         return any(
-            (prompt := prompts.get(slot)) is not None and prompt.needs_all(start)
+            row.params.prompt_logprobs is not None
+            or (row.params.pooling is not None and row.params.pooling.kind == "mean")
+            for row in batch.new_rows
+        ) or any(
+            self.prompts[slot].needs_all(start)
             for slot, start in zip(batch.slots.tolist(), batch.starts.tolist(), strict=True)
+            if slot in self.prompts and slot not in new_slots
         )
 
     def compute(

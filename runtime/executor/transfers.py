@@ -50,6 +50,11 @@ class PackedUpload:
         self._layout = PackedLayout()
         self._arrays: list[NDArray[Any]] = []
 
+    @property
+    def count(self) -> int:
+        """Arrays added so far."""
+        return len(self._arrays)
+
     def add(self, array: NDArray[Any], dtype: torch.dtype = torch.int32) -> int:
         """Append a one-dimensional array, converted.  Returns its offset, in numbers of dtype."""
         self._arrays.append(array)

@@ -24,7 +24,7 @@ from typing import Any
 
 from runtime.config import ConfigError
 from runtime.precompile.pool import Compilers
-from runtime.precompile.worker import compile_launches, fix_cache_keys
+from runtime.precompile.worker import fix_cache_keys
 
 MAX_THREADS = 16
 MAX_WAITING = 64  # threads that wait for the compiler process
@@ -63,6 +63,11 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     from triton import AsyncCompileMode
     from triton.runtime.jit import JITFunction
 
+    launch = JITFunction.run
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
+        return launch(self, *args, grid=grid, warmup=True, **options)
+
     count = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
     fix_cache_keys()
     interval = sys.getswitchinterval()
@@ -73,7 +78,7 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
             _Pool(count, compilers) as pool,
             AsyncCompileMode(pool),
         ):
-            launch = compile_launches()
+            JITFunction.run = compile_only
             try:
                 yield
             finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import itertools
 import os
@@ -100,7 +99,8 @@ class Compilers:
 
 def _request(make: Callable[[], Any]) -> bytes | None:
     """The pickled request for what `make` compiles; None if it is cached or not picklable."""
-    found = inspect.getclosurevars(make).nonlocals
+    names, cells = make.__code__.co_freevars, make.__closure__ or ()
+    found = {name: cell.cell_contents for name, cell in zip(names, cells, strict=True)}
     try:
         source, target, options = found["src"], found["target"], found["options"]
         variables = found["env_vars"]

@@ -41,16 +41,18 @@ class CompileRequest(NamedTuple):
 
 
 class ForkPool:
-    """Runs jobs, each in a fork of its own, at most max_running at once."""
+    """Runs jobs, each in a fork of its own, at most so many at once."""
 
-    def __init__(self, max_running: int, answer: Callable[[int], None]) -> None:
+    def __init__(self, most: int, answer: Callable[[int], None]) -> None:
         """answer: called with the number of each job that has ended, with or without success."""
-        self._max_running, self._answer = max_running, answer
+        self._most, self._answer = most, answer
         self._waiting: list[tuple[int, CompileRequest]] = []
-        # By the read end of its pipe: pid and number.
-        self._running: dict[int, tuple[int, int]] = {}
-        # The number of the prediction by kernel, until it ends.
-        self._predicted_kernels: dict[str, int] = {}
+        self._running: dict[
+            int, tuple[int, int]
+        ] = {}  # by the read end of its pipe: pid and number
+        self._predicted_kernels: dict[
+            str, int
+        ] = {}  # number of the prediction by kernel, until it ends
 
     @property
     def ends(self) -> list[int]:
@@ -80,7 +82,7 @@ class ForkPool:
     def _start(self) -> None:
         deferred: list[tuple[int, CompileRequest]] = []
         for number, request in self._waiting:
-            if len(self._running) >= self._max_running or request.name in self._predicted_kernels:
+            if len(self._running) >= self._most or request.name in self._predicted_kernels:
                 deferred.append((number, request))
                 continue
             end, held = os.pipe()
@@ -101,10 +103,11 @@ def _do(job: Job) -> NoReturn:
 
 def read(file: int, length: int) -> bytes:
     """`length` bytes, or fewer at the end of the file."""
-    data = b""
-    while len(data) < length and (chunk := os.read(file, length - len(data))):
-        data += chunk
-    return data
+    parts: list[bytes] = []
+    while length and (part := os.read(file, length)):
+        parts.append(part)
+        length -= len(part)
+    return b"".join(parts)
 
 
 def kernel(module: str, name: str) -> Any:
@@ -129,19 +132,6 @@ def fix_cache_keys() -> None:
         update(self, func)
 
     DependenciesFinder._update_hash = update_hash
-
-
-def compile_launches() -> Callable[..., Any]:
-    """Make kernel launches compile, and not run, the kernel.  Returns what JITFunction.run was."""
-    from triton.runtime.jit import JITFunction
-
-    run: Any = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **options)
-
-    JITFunction.run = compile_only
-    return run
 
 
 def compile_kernel(source: Any, target: Any, options: dict[str, Any], variables: Any) -> None:

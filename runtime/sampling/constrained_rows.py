@@ -12,7 +12,7 @@ alone, so other rows of the batch do not change its output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,8 +57,8 @@ class DeferredRows:
 class LogitBias:
     """values [E], float32 viewed as int32, to be added to the logits of tokens [E]."""
 
-    tokens: Int32Array
-    values: Int32Array
+    tokens: Int32Array = field(default_factory=lambda: NONE)
+    values: Int32Array = field(default_factory=lambda: NONE)
 
     @classmethod
     def of(cls, values: dict[int, float]) -> LogitBias:
@@ -89,8 +89,9 @@ class RowConstraints:
         params: SamplingParams = row.params
         bias = below_min_tokens = LogitBias.of(params.logit_bias)
         if has_many_stop_ids(params):
-            masked = dict.fromkeys(params.stop_ids, -np.inf)
-            below_min_tokens = LogitBias.of(params.logit_bias | masked)
+            below_min_tokens = LogitBias.of(
+                params.logit_bias | dict.fromkeys(params.stop_ids, -np.inf)
+            )
         allowed = None
         if params.allowed_ids:
             flags = np.zeros(vocab, dtype=np.bool_)
@@ -149,16 +150,19 @@ class ConstrainedRows:
             (upload_block.add(every[place].listed), len(every[place].listed))
             for place in scored.tolist()
         ]
-        scored_rows, lists_at = rows[scored], np.array(lists, dtype=np.int64).reshape(-1, 2).T
-        host_columns = [
-            *(deferred.constrained, slots, ends, bits_at),
-            *self._bias_columns(row_constraints, ends, masks_at),
-            *(scored_rows, all_slots[scored_rows], masks_at_all[scored], *lists_at),
-        ]
-        for column in host_columns:
+        first = upload_block.count
+        for column in (deferred.constrained, slots, ends, bits_at):
+            upload_block.add(column)
+        for column in self._bias_columns(row_constraints, ends, masks_at):
+            upload_block.add(column)
+        listed_at, num_listed = np.array(lists, dtype=np.int64).reshape(-1, 2).T
+        scored_rows = rows[scored]
+        for column in (
+            scored_rows, all_slots[scored_rows], masks_at_all[scored], listed_at, num_listed,
+        ):  # fmt: skip
             upload_block.add(column)
         buffer, columns = upload_block.send(logits.device)
-        words, columns = buffer.view(torch.int32), columns[-len(host_columns) :]
+        words, columns = buffer.view(torch.int32), columns[first:]
         width = min(int(widths.max(initial=0)), self._state.vocab_size)
         layout = _output_layout(len(slots), len(scored), width)
         memory = torch.empty(layout.num_bytes, dtype=torch.uint8, device=logits.device)

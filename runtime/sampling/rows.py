@@ -84,8 +84,10 @@ def _least_kept(scaled: Tensor, top_k: Int64Array, top_p: NDArray[np.float64]) -
     reached = weights.cumsum(dim=-1)
     target_mass = reached[:, -1:] * column(top_p)
     # A token is kept while those before it have not reached the target mass; the first always is.
-    kept = (reached - weights < target_mass) & (weights > 0)
-    return values.gather(-1, kept.sum(dim=-1, keepdim=True).clamp_(min=1) - 1)
+    kept = (
+        ((reached - weights < target_mass) & (weights > 0)).sum(dim=-1, keepdim=True).clamp_(min=1)
+    )
+    return values.gather(-1, kept - 1)
 
 
 def _units(weights: Tensor) -> Tensor:

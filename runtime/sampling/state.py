@@ -34,8 +34,13 @@ def is_constrained(params: SamplingParams) -> bool:
 
     runtime/sampling/constrained_rows.py applies them after the step.
     """
-    changed = params.logit_bias or params.allowed_ids or params.banned or params.grammar
-    return bool(changed) or has_many_stop_ids(params)
+    return (
+        bool(params.logit_bias)
+        or bool(params.allowed_ids)
+        or bool(params.banned)
+        or bool(params.grammar)
+        or has_many_stop_ids(params)
+    )
 
 
 def has_many_stop_ids(params: SamplingParams) -> bool:
@@ -51,6 +56,11 @@ class SamplerState:
         self.vocab_size = vocab_size
         self.rows = torch.zeros((num_slots, ROW_WORDS), dtype=torch.int32, device=device)
         self.counts = torch.zeros((num_slots, vocab_size), dtype=torch.int16, device=device)
+
+    @property
+    def nbytes(self) -> int:
+        """Device memory, in bytes."""
+        return self.rows.nbytes + self.counts.nbytes
 
     def pack(self, new_rows: Sequence[NewRow], block: NDArray[np.int32]) -> None:
         """Write the rows of new sequences into block [N, ROW_WORDS] int32 on the host.

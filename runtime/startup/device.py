@@ -6,8 +6,6 @@ import ctypes
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -28,7 +26,9 @@ MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 def choose_device(requested: DeviceOption) -> torch.device:
     """The device for `--device requested`.  Raises ConfigError if there is none of that kind."""
-    if requested != "cpu" and torch.cuda.is_available():
+    if requested == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if requested == "cuda":
         raise ConfigError(
@@ -79,10 +79,11 @@ def choose_threads(requested: int) -> int:
 
 def physical_cores() -> int:
     """Cores in this process's affinity mask and CPU quota; hyper-threads count once."""
-    if not hasattr(os, "sched_getaffinity"):
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
+    if usable is None:
         return os.cpu_count() or 1
     cores: set[tuple[str, str]] = set()
-    for cpu in os.sched_getaffinity(0):
+    for cpu in usable:
         topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
         try:
             package = (topology / "physical_package_id").read_text()
@@ -117,6 +118,22 @@ def free_bytes(device: torch.device) -> int:
     """Memory that could be allocated now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    return _host_free_bytes()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocator, a library or the driver ran out of memory.
+
+    Except for PyTorch's GPU allocator, only the message tells; libraries and the driver raise it
+    when they load a kernel or allocate a workspace.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    words = str(error)
+    return isinstance(error, RuntimeError) and any(word in words for word in OUT_OF_MEMORY)
+
+
+def _host_free_bytes() -> int:
     free = 1 << 62
     try:
         meminfo = Path("/proc/meminfo").read_text()
@@ -133,29 +150,6 @@ def free_bytes(device: torch.device) -> int:
     except (OSError, ValueError):
         pass
     return max(free, 0)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocator, a library or the driver ran out of memory.
-
-    Except for PyTorch's GPU allocator, only the message tells; libraries and the driver raise it
-    when they load a kernel or allocate a workspace.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    words = str(error)
-    return isinstance(error, RuntimeError) and any(word in words for word in OUT_OF_MEMORY)
-
-
-@contextmanager
-def out_of_memory_as(error: Callable[[], ConfigError]) -> Iterator[None]:
-    """Raise error() where an allocator, a library or the driver runs out of memory."""
-    try:
-        yield
-    except RuntimeError as found:
-        if not is_out_of_memory(found):
-            raise
-        raise error() from None
 
 
 def _cached_bytes() -> int:

@@ -35,8 +35,8 @@ from runtime.startup.device import (
     choose_dtype,
     choose_kv_dtype,
     choose_threads,
+    is_out_of_memory,
     keep_freed_memory,
-    out_of_memory_as,
 )
 from runtime.startup.memory_estimate import copy_bytes, facts_of, weight_bytes
 
@@ -52,12 +52,12 @@ TILE = 128
 FULL = 0.96  # of all waves
 
 
-def full_wave_sizes(widths: tuple[int, ...], processors: int, max_tokens: int) -> tuple[int, ...]:
-    """Token counts, ascending, for which GEMMs of these widths fill their waves."""
+def full_wave_sizes(widths: tuple[int, ...], processors: int, most: int) -> tuple[int, ...]:
+    """Token counts up to `most` for which GEMMs of these widths fill their waves; ascending."""
     columns = [-(-width // TILE) for width in widths]
     return tuple(
         tokens
-        for tokens in range(TILE, max_tokens + 1, TILE)
+        for tokens in range(TILE, most + 1, TILE)
         if all(_filled(tokens // TILE * count, processors) >= FULL for count in columns)
     )
 
@@ -98,19 +98,23 @@ class EngineSpec:
             memory=memory,
             threads=self.threads,
         )
+        return structs.replace(
+            resolved, full_wave_sizes=self._full_wave_sizes(resolved.max_batched_tokens)
+        )
+
+    def _full_wave_sizes(self, most: int) -> tuple[int, ...]:
         if not self.on_gpu:
-            return resolved
+            return ()
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
         widths = self.config.intermediate_size, self.config.hidden_size
-        sizes = full_wave_sizes(widths, processors, resolved.max_batched_tokens)
-        return structs.replace(resolved, full_wave_sizes=sizes)
+        return full_wave_sizes(widths, processors, most)
 
     def begin_loading(self, free: int) -> ModelLoader:
         """A loader that has allocated the weights.  Raises ConfigError if `free` is too little."""
         # Host memory is overcommitted: a process that uses too much is killed later.
         if not self.on_gpu and self._weight_bytes() > free:
             raise self._too_heavy(free)
-        with out_of_memory_as(lambda: self._too_heavy(free)):
+        try:
             return ModelLoader(
                 self.config,
                 Path(self.requested.model),
@@ -118,6 +122,10 @@ class EngineSpec:
                 device=self.device,
                 load_format=self.requested.load_format,
             )
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_heavy(free) from None
 
     def _weight_bytes(self) -> int:
         dtype = DTYPES[self.dtype]

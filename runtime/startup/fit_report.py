@@ -27,10 +27,17 @@ from runtime.config import (
     step_limits,
 )
 from runtime.memory_plan import MemoryPlan, size
-from runtime.startup.device import DTYPES, choose_device, choose_dtype, choose_kv_dtype, free_bytes
+from runtime.startup.device import (
+    DTYPES,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    free_bytes,
+)
 from runtime.startup.engine_spec import choose_attention
 from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
+    StepSizes,
     copy_bytes,
     cpu_memory_plan,
     estimate,
@@ -41,6 +48,8 @@ from runtime.startup.memory_estimate import (
 LENGTHS = (2048, 8192, 32_768, 131_072)  # tokens of the requests in the report
 MIN_GAIN = 1.02  # a change that brings less is not suggested
 FEW_ROWS = 64  # the suggested --max-num-seqs where it is larger
+
+
 CARD = Machine((9, 0))  # for --card: the compute capability that all kernels support
 
 
@@ -85,15 +94,8 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
     longest = requested.max_model_len or config.max_position
     if requested.kv_tokens:
         longest = min(longest, requested.kv_tokens + requested.page_size)
-    return estimate(
-        config,
-        dtype,
-        tokens=tokens,
-        rows=rows,
-        max_pages=-(-longest // requested.page_size),
-        free=target.free,
-        share=requested.gpu_memory,
-    )
+    steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=requested.page_size)
+    return estimate(config, dtype, steps, free=target.free, share=requested.gpu_memory)
 
 
 def resolve_config(
@@ -122,18 +124,19 @@ def report(query: FitQuery) -> str:
     machine = CARD if query.card else Machine.of(choose_device(requested.device))
     choose_attention(requested, config, target.dtype, machine)
     plan = memory_plan(requested, config, target)
-    lines = [*_head(config, target, requested), *_memory_lines(plan, config, target)]
+    parts = _parts(plan, config, target)
     try:
         resolved = resolve_config(requested, config, target)
-    except ConfigError:
-        print("\n".join(lines))
-        raise
+    except ConfigError as error:
+        print("\n".join([*_head(config, target, requested), *parts]))
+        raise error
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     each = size(facts.kv_bytes_per_token)
-    lines.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}; all that remains"))
+    parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}; all that remains"))
     if target.kind == "cuda":
-        lines.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
-    lines += [*_fits(resolved), *_changes(requested, config, target, resolved)]
+        parts.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
+    lines = [*_head(config, target, requested), *parts, *_fits(resolved)]
+    lines += _changes(requested, config, target, resolved)
     if target.kind == "cuda":
         lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
     return "\n".join(lines)
@@ -148,11 +151,12 @@ def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) ->
         f"{config.model_type}: {number} parameters, {config.num_layers} layers, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
         f"{target.name}: {size(target.free)} free; --gpu-memory "
-        f"{requested.gpu_memory:g} of {share}it may be used",
+        f"{requested.gpu_memory:g} of {share}it "
+        "may be used",
     ]
 
 
-def _memory_lines(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:
+def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:
     others = [
         f"{size(weight_bytes(config, DTYPES[name]))} in {name}"
         for name in ("float32", "bfloat16")

@@ -144,14 +144,12 @@ def _on_cpu(
 def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: Timeline) -> Ready:
     """The engine's description for its clients."""
     config, resolved, sizes = engine_spec.config, parts.resolved, dict(parts.memory)
-    backend, device = parts.backend, engine_spec.device
-    pages = "" if resolved.kv_dtype == resolved.dtype else f", pages {resolved.kv_dtype}"
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
-        device=torch.cuda.get_device_name(device) if engine_spec.on_gpu else "cpu",
+        device=_device_name(engine_spec.device),
         dtype=resolved.dtype,
-        attention=f"{backend.name} ({backend.details}{pages})",
+        attention=_attention(resolved, parts.backend),
         vocab_size=config.vocab_size,
         max_model_len=resolved.max_model_len,
         page_size=resolved.page_size,
@@ -165,6 +163,16 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         memory=parts.memory,
         phases=timeline.phases(),
     )
+
+
+def _attention(resolved: ResolvedConfig, backend: Backend) -> str:
+    """For the start report: the back end, its kernels, and what its pages hold."""
+    pages = "" if resolved.kv_dtype == resolved.dtype else f", pages {resolved.kv_dtype}"
+    return f"{backend.name} ({backend.details}{pages})"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
 
 
 def _weight_bytes(model: nn.Module) -> int:

@@ -6,6 +6,8 @@ measurements of one start on an H100 (docs/lab/memory.md); every start measures 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
 from model_zoo.config import ModelConfig
@@ -24,11 +26,22 @@ GRAPH_BYTES = MIB // 2  # of a further CUDA graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and of a layer in it
 
 
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The maximum sizes of a step and of a sequence."""
+
+    tokens: int
+    rows: int
+    max_len: int
+    page_size: int
+
+
 def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
     """The facts of a model that a memory plan needs; kv_dtype is that of the KV pages."""
     return ModelFacts(
         model_type=config.model_type,
         max_position=config.max_position,
+        vocab_size=config.vocab_size,
         kv_bytes_per_token=config.kv_bytes_per_token(KV_DTYPES[kv_dtype].itemsize),
     )
 
@@ -56,26 +69,17 @@ def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 
 
 def estimate(
-    config: ModelConfig,
-    dtype: torch.dtype,
-    *,
-    tokens: int,
-    rows: int,
-    max_pages: int,
-    free: int,
-    share: float,
+    config: ModelConfig, dtype: torch.dtype, steps: StepSizes, *, free: int, share: float
 ) -> MemoryPlan:
-    """The estimated plan of a start on a GPU with `free` bytes, of which `share` may be used.
-
-    tokens, rows: of the largest step; max_pages: of the longest sequence
-    """
-    state = rows * (2 * config.vocab_size + 2 * 4 * max_pages) + PLANNER_BYTES
-    forward = _activations(config, dtype, tokens, rows)
-    logits = rows * config.vocab_size
+    """The estimated plan of a start on a GPU with `free` bytes, of which `share` may be used."""
+    pages = -(-steps.max_len // steps.page_size)
+    state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
+    forward = _activations(config, dtype, steps.tokens, steps.rows)
+    logits = steps.rows * config.vocab_size
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
     activations = LIBRARY_BYTES + max(forward, sampling)
-    sizes = Buckets(rows, tokens).graphs()
-    largest = _activations(config, dtype, min(tokens, MAX_MIXED), rows)
+    sizes = Buckets(steps.rows, steps.tokens).graphs()
+    largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
     return MemoryPlan(
         free=free,

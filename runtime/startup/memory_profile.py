@@ -7,7 +7,8 @@ Steps run through two layers: further layers reuse the activations' memory of th
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
@@ -19,7 +20,7 @@ from runtime.config import ConfigError
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
-from runtime.startup.device import free_bytes, is_out_of_memory, out_of_memory_as
+from runtime.startup.device import free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
 from runtime.startup.warm_up import all_batch_kinds, largest, run
 
@@ -55,10 +56,14 @@ class MemoryProfiler:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""
         plan, kv = self._plan, self._kv.num_bytes
         _release_cached_memory()
-        with out_of_memory_as(self._too_large):
+        try:
             self._run_largest(self._resolved.max_batched_tokens)
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
             graphs = self.executor.measure_graphs()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise self._too_large() from None
         _release_cached_memory()
         return replace(plan, state=self._state, activations=activations, graphs=graphs)
 
@@ -99,22 +104,30 @@ class MemoryProfiler:
 
 
 def _release_cached_memory() -> None:
+    """Free what is cached and not used."""
     gc.collect()
     torch.cuda.empty_cache()
 
 
-def explain_out_of_memory(
-    engine_spec: EngineSpec, plan: MemoryPlan
-) -> AbstractContextManager[None]:
-    """Raises ConfigError when memory runs out: what uses it, and what to change."""
-    return out_of_memory_as(lambda: _too_little(engine_spec, plan))
+@contextmanager
+def explain_out_of_memory(engine_spec: EngineSpec, plan: MemoryPlan) -> Iterator[None]:
+    """Turn out-of-memory errors of the allocator, a library or the driver into a ConfigError.
+
+    Its message says how much memory there is, what uses it and what to change.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(_too_little(engine_spec, plan)) from None
 
 
-def _too_little(engine_spec: EngineSpec, plan: MemoryPlan) -> ConfigError:
+def _too_little(engine_spec: EngineSpec, plan: MemoryPlan) -> str:
     resolved = engine_spec.resolve_config(plan)
     tokens, rows = resolved.max_batched_tokens, resolved.max_num_seqs
     steps = f" and steps {size(plan.fixed - plan.weights)}" if plan.fixed > plan.weights else ""
-    return ConfigError(
+    return (
         f"memory: of {size(plan.free)} that were free on this "
         f"device, weights in {engine_spec.dtype} "
         f"take {size(plan.weights)}{steps}; --max-batched-tokens {tokens}, --max-num-seqs {rows} "

@@ -91,43 +91,47 @@ def one_prompt(
     prompt: length of the prompt; later tokens are output.  0: all are prompt
     """
     pages = -(-(before + tokens) // resolved.page_size)
-    row = _new_row(0, params, prompt or before + tokens)
-    return _batch([row], [tokens], [pages], starts=[before])
+    return make_batch(
+        slots=[0],
+        starts=[before],
+        q_lens=[tokens],
+        tokens=[0] * tokens,
+        num_new_pages=[pages],
+        new_pages=[0] * pages,
+        sample=[True],
+        decode_rows=0,
+        new_rows=[_new_row(0, params, prompt or before + tokens)],
+    )
 
 
 def decode_rows(rows: int, params: SamplingParams) -> Batch:
     """Rows of one token each, the first of their sequences."""
-    new_rows = [_new_row(slot, params, 1) for slot in range(rows)]
-    return _batch(new_rows, [1] * rows, [1] * rows, decode_rows=rows)
+    return make_batch(
+        slots=list(range(rows)),
+        starts=[0] * rows,
+        q_lens=[1] * rows,
+        tokens=[0] * rows,
+        num_new_pages=[1] * rows,
+        new_pages=[0] * rows,
+        sample=[True] * rows,
+        decode_rows=rows,
+        new_rows=[_new_row(slot, params, 1) for slot in range(rows)],
+    )
 
 
 def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
     """A decode row and a prefill chunk."""
     pages = -(-tokens // resolved.page_size)
-    rows = [_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)]
-    return _batch(rows, [1, tokens], [1, pages], sample=[True, False], decode_rows=1)
-
-
-def _batch(
-    new_rows: list[NewRow],
-    q_lens: list[int],
-    num_new_pages: list[int],
-    *,
-    starts: list[int] | None = None,
-    sample: list[bool] | None = None,
-    decode_rows: int = 0,
-) -> Batch:
-    """A batch of new sequences of token 0; by default all start at 0 and are sampled."""
     return make_batch(
-        slots=[row.slot for row in new_rows],
-        starts=starts or [0] * len(new_rows),
-        q_lens=q_lens,
-        tokens=[0] * sum(q_lens),
-        num_new_pages=num_new_pages,
-        new_pages=[0] * sum(num_new_pages),
-        sample=sample or [True] * len(new_rows),
-        decode_rows=decode_rows,
-        new_rows=new_rows,
+        slots=[0, 1],
+        starts=[0, 0],
+        q_lens=[1, tokens],
+        tokens=[0] * (1 + tokens),
+        num_new_pages=[1, pages],
+        new_pages=[0] * (1 + pages),
+        sample=[True, False],
+        decode_rows=1,
+        new_rows=[_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)],
     )
 
 

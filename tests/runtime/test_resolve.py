@@ -13,7 +13,7 @@ from runtime.config import ConfigError, EngineConfig, ModelFacts, ResolvedConfig
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.engine_spec import resolve_engine_spec
 
-FACTS = ModelFacts(model_type="fake", max_position=512, kv_bytes_per_token=1024)
+FACTS = ModelFacts(model_type="fake", max_position=512, vocab_size=100, kv_bytes_per_token=1024)
 
 
 def resolve_config(*, budget: int = 1 << 30, **requested: int) -> ResolvedConfig:

@@ -77,8 +77,7 @@ def test_counts_separate_the_prompt_from_the_answer() -> None:
 
 
 def test_its_memory_is_two_bytes_a_token_and_slot() -> None:
-    state = state_on("cpu", slots=8, vocab=1000)
-    assert state.rows.nbytes + state.counts.nbytes == 8 * (2 * 1000 + ROW.itemsize)
+    assert state_on("cpu", slots=8, vocab=1000).nbytes == 8 * (2 * 1000 + ROW.itemsize)
 
 
 @pytest.mark.parametrize(

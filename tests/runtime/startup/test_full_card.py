@@ -20,7 +20,7 @@ from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.startup.loading import Loaded, load
-from runtime.startup.memory_estimate import estimate
+from runtime.startup.memory_estimate import StepSizes, estimate
 from tests.support.engine.device_engine import FitRules
 
 pytestmark = pytest.mark.gpu
@@ -156,15 +156,13 @@ def test_the_memory_estimate_of_a_start_is_near_what_it_measures(model: Path) ->
     config = EngineConfig(model=str(model), device="cuda", load_format="dummy", max_num_seqs=64)
     found = load(config, lambda phase, done, total: None)
     resolved, report = found.resolved, dict(found.ready.memory)
-    estimated = estimate(
-        read_config(model),
-        torch.bfloat16,
+    steps = StepSizes(
         tokens=resolved.max_batched_tokens,
         rows=resolved.max_num_seqs,
-        max_pages=resolved.max_pages_per_seq,
-        free=80 * GIB,
-        share=0.9,
+        max_len=resolved.max_model_len,
+        page_size=resolved.page_size,
     )
+    estimated = estimate(read_config(model), torch.bfloat16, steps, free=80 * GIB, share=0.9)
     assert report["weights"] == pytest.approx(estimated.weights, rel=0.001)
     assert report["state"] == pytest.approx(estimated.state, rel=0.5)
     assert report["activations"] == pytest.approx(estimated.activations, rel=0.5)

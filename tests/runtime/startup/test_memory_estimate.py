@@ -14,13 +14,13 @@ from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
 from runtime.startup.fit_report import TargetDevice, resolve_config
 from runtime.startup.loading import load
-from runtime.startup.memory_estimate import copy_bytes, estimate, weight_bytes
+from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, weight_bytes
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 MIB = 2**20
-STEPS = {"tokens": 8192, "rows": 256, "max_pages": 40_960 // 16}
+STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)
 
 
 @pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied"])
@@ -51,7 +51,8 @@ def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) 
 
 def plan_of(**changes: int) -> MemoryPlan:
     config = replace(QWEN3_8B, num_layers=36)
-    return estimate(config, torch.bfloat16, **STEPS | changes, free=80 << 30, share=0.9)
+    steps = replace(STEPS, **changes)
+    return estimate(config, torch.bfloat16, steps, free=80 << 30, share=0.9)
 
 
 def test_larger_steps_and_more_sequences_take_more_of_everything() -> None:
@@ -59,7 +60,7 @@ def test_larger_steps_and_more_sequences_take_more_of_everything() -> None:
     assert plan_of(tokens=16_384).activations > usual.activations
     fewer = plan_of(rows=64)
     assert fewer.state < usual.state and fewer.graphs < usual.graphs
-    assert plan_of(max_pages=131_072 // 16).state > usual.state
+    assert plan_of(max_len=131_072).state > usual.state
 
 
 def test_the_plan_of_a_cpu_is_that_of_its_start(
