@@ -38,6 +38,7 @@ class GraphExecutor:
         backend: Backend,
         device: torch.device,
     ) -> None:
+        assert resolved.max_tokens_per_row == 1, "a step samples one token a row"
         self.overlap = True
         max_rows = resolved.max_num_seqs
         self._model = model

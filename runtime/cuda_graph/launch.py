@@ -43,7 +43,7 @@ log = logging.getLogger("wavefill.graphs")
 
 
 class Bucket(NamedTuple):
-    """What a step is padded to.  decode: every row has one token, so tokens == rows."""
+    """What a step is padded to.  decode: all rows have as many tokens as a decode row may have."""
 
     tokens: int
     rows: int
@@ -51,11 +51,14 @@ class Bucket(NamedTuple):
 
 
 class Buckets:
-    """All buckets of a server with at most max_rows rows and max_tokens tokens a step."""
+    """All buckets of a server with at most max_rows rows and max_tokens tokens a step.
 
-    def __init__(self, max_rows: int, max_tokens: int) -> None:
-        assert max_rows <= max_tokens
-        self._max_tokens = max_tokens
+    row_tokens: tokens of a decode row, more than one with speculative decoding
+    """
+
+    def __init__(self, max_rows: int, max_tokens: int, row_tokens: int = 1) -> None:
+        assert max_rows * row_tokens <= max_tokens
+        self._max_tokens, self._row_tokens = max_tokens, row_tokens
         self._decode = _cut(decode_sizes(max_rows), max_rows)
         self._rows = _cut(FEW_ROWS, max_rows)
         self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
@@ -64,19 +67,21 @@ class Buckets:
     def largest(self) -> list[Bucket]:
         """The largest mixed and the largest decode bucket, which set the sizes of buffers."""
         most = self._decode[-1]
-        return [Bucket(self._max_tokens, most, False), Bucket(most, most, True)]
+        return [Bucket(self._max_tokens, most, False), self._decode_bucket(most)]
 
     def fit(self, tokens: int, rows: int) -> Bucket:
         """The smallest bucket for a step of this many tokens and rows."""
-        if tokens == rows:
-            size = self._decode[bisect_left(self._decode, rows)]
-            return Bucket(size, size, True)
+        if tokens == rows * self._row_tokens:
+            return self._decode_bucket(self._decode[bisect_left(self._decode, rows)])
         if tokens > self._mixed[-1]:
             padded = min(-(-tokens // TILE) * TILE, self._max_tokens)
         else:
             padded = self._mixed[bisect_left(self._mixed, tokens)]
         rows_of = self._rows_of(padded)
         return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
+
+    def _decode_bucket(self, rows: int) -> Bucket:
+        return Bucket(rows * self._row_tokens, rows, True)
 
     def _rows_of(self, tokens: int) -> list[int]:
         """The row counts that mixed steps of this many tokens are padded to."""
@@ -89,7 +94,7 @@ class Buckets:
         mixed = [
             Bucket(tokens, rows, False) for tokens in self._mixed for rows in self._rows_of(tokens)
         ]
-        return mixed[::-1] + [Bucket(size, size, True) for size in self._decode[::-1]]
+        return mixed[::-1] + [self._decode_bucket(size) for size in self._decode[::-1]]
 
     def startup_set(self) -> list[Bucket]:
         """Those of `graphs` that are captured before the first request.
@@ -102,7 +107,7 @@ class Buckets:
         return [
             bucket
             for bucket in self.graphs()
-            if (bucket.tokens in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
+            if (bucket.rows in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
         ]
 
 

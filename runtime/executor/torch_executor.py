@@ -35,6 +35,7 @@ class TorchExecutor:
         backend: Backend,
         device: torch.device,
     ) -> None:
+        assert resolved.max_tokens_per_row == 1, "a step samples one token a row"
         # A CPU has finished a step when the call returns, so nothing could overlap with it.
         self.overlap = device.type == "cuda"
         self._model, self._kv, self._backend = model, kv, backend

@@ -56,3 +56,14 @@ def test_a_server_begins_with_a_graph_of_at_most_twice_the_rows_for_any_that_dec
     sizes = sorted(bucket.tokens for bucket in Buckets(256, 8192).startup_set() if bucket.decode)
     assert sizes[0] == 1 and sizes[-1] == 256
     assert all(larger <= 2 * smaller for smaller, larger in pairwise(sizes))
+
+
+def test_decode_rows_of_several_tokens_have_buckets_of_their_own() -> None:
+    buckets = Buckets(64, 2048, row_tokens=4)
+    assert buckets.fit(4 * 33, 33) == Bucket(4 * 40, 40, True)
+    assert not buckets.fit(33, 33).decode, "rows of one token each are a mixed step there"
+    for bucket in buckets.graphs():
+        assert not bucket.decode or bucket.tokens == 4 * bucket.rows
+    assert {bucket.rows for bucket in buckets.startup_set() if bucket.decode} == {
+        1, 2, 4, 8, 16, 32, 64
+    }  # fmt: skip
