@@ -90,19 +90,16 @@ class TorchSampler:
     def reset(self, new_rows: list[NewRow]) -> None:
         """See Sampler."""
         for row in new_rows:
-            self._reset(row)
-
-    def _reset(self, row: NewRow) -> None:
-        self.params[row.slot] = _columns(row)
-        self._requests[row.slot] = row.params
-        self._uniforms.reset(row.slot)
-        self.banned.reset(row)
-        if row.params.has_penalties:
-            counts, history = self.counts[row.slot], torch.tensor(row.history)
-            output = history[row.prompt_len :]
-            counts.zero_()
-            counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
-            counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often it occurs
+            self.params[row.slot] = _columns(row)
+            self._requests[row.slot] = row.params
+            self._uniforms.reset(row.slot)
+            self.banned.reset(row)
+            if row.params.has_penalties:
+                counts, history = self.counts[row.slot], torch.tensor(row.history)
+                output = history[row.prompt_len :]
+                counts.zero_()
+                counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+                counts[history[: row.prompt_len]] += IN_PROMPT  # once, however often it occurs
 
     def sample(
         self, logits: Tensor, batch: Batch, rows: Int64Array, masks: Masks | None
