@@ -236,7 +236,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         writer = EventWriter(send, self.raw_headers, scope.get(DIRECT), self._format)
-        with suppress(ClientGone):  # the client is gone: no one reads an answer
+        with suppress(ClientGone):  # the client is gone: an answer would reach no reader
             await while_connected(receive, self._run(writer), self._close)
 
     async def _run(self, writer: EventWriter) -> None:

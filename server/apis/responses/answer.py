@@ -49,7 +49,7 @@ class ResponseAnswer:
         return self.response
 
     def put(self, chunk: Chunk) -> bool:
-        """For `whole`: follow a chunk whose events nobody reads."""
+        """For `whole`: follow a chunk whose events are not sent."""
         self._render(chunk)
         return True
 

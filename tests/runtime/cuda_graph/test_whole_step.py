@@ -180,9 +180,7 @@ def told(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Te
     )
 
 
-def test_whole_steps_answer_as_the_plain_runner_does(
-    checkpoint: Path, device: torch.device
-) -> None:
+def test_whole_steps_answer_as_torch_executor_does(checkpoint: Path, device: torch.device) -> None:
     """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
     check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
 
@@ -221,10 +219,10 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
     assert found[0] == found[1] and all(len(tokens) == 5 for tokens in found[0])
 
 
-def test_only_what_a_row_wishes_for_itself_is_left_to_do_behind_the_step(
+def test_only_constrained_and_scored_rows_are_deferred(
     checkpoint: Path, device: torch.device
 ) -> None:
-    """Whoever asks for nothing gets its token within the step, whatever the others ask for."""
+    """A row without such parameters is sampled within the step, whatever the others need."""
     engine, runner = make_engine(checkpoint, device, graph_steps=True, pages=20)
     assert isinstance(runner, GraphExecutor)
     sampler, found = runner._sampler, list[tuple[list[int], list[int]]]()
@@ -352,7 +350,7 @@ def test_requests_that_end_while_their_steps_are_under_way_change_no_other(
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
-def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_nobody_gets_its_pages(
+def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_not_shared(
     checkpoint: Path, device: torch.device
 ) -> None:
     engine, runner = make_engine(checkpoint, device, graph_steps=True)

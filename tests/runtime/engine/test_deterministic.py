@@ -174,18 +174,21 @@ def test_another_kernel_of_fixed_order_serves_too(model: Path):
 
 def test_a_cpu_is_refused(tmp_path: Path):
     write_checkpoint("qwen3", tmp_path)
-    wish = EngineConfig(model=str(tmp_path), device="cpu", deterministic=True)
+    requested = EngineConfig(model=str(tmp_path), device="cpu", deterministic=True)
     with pytest.raises(ConfigError, match="--deterministic needs a CUDA GPU"):
-        load(wish, lambda phase, done, total: None)
+        load(requested, lambda phase, done, total: None)
 
 
 def test_what_is_not_known_to_be_invariant_is_refused():
-    wish = EngineConfig(model="", deterministic=True)
+    requested = EngineConfig(model="", deterministic=True)
     hopper = (9, 0)
-    assert requested_attention(wish, hopper) == "batch-invariant"
-    assert requested_attention(replace(wish, attention="flash1"), hopper) == "flash1"
+    assert requested_attention(requested, hopper) == "batch-invariant"
+    assert requested_attention(replace(requested, attention="flash1"), hopper) == "flash1"
     with pytest.raises(ConfigError, match="--attention flash2 is not batch-invariant"):
-        requested_attention(replace(wish, attention="flash2"), hopper)
+        requested_attention(replace(requested, attention="flash2"), hopper)
     with pytest.raises(ConfigError, match=r"capability 8\.0 to 9\.0, this one has 10\.0"):
-        requested_attention(wish, (10, 0))
-    assert requested_attention(replace(wish, deterministic=False, attention="mha"), hopper) == "mha"
+        requested_attention(requested, (10, 0))
+    assert (
+        requested_attention(replace(requested, deterministic=False, attention="mha"), hopper)
+        == "mha"
+    )

@@ -1,4 +1,4 @@
-"""What a choice makes of the engine's outputs, and whom it tells of them."""
+"""What a choice makes of the engine's outputs, and what it reports to metrics and the engine."""
 
 from __future__ import annotations
 
