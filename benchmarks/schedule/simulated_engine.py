@@ -1,9 +1,9 @@
 """An engine with a simulated device, behind the real API, scheduler and clients.
 
-    python -m benchmarks.server.bench_loads qwen3-8b --simulated --only c128
+    python -m benchmarks.server.bench_loads qwen3-8b --simulated h200 --only c128
 
-Steps take as long as `bench_schedule` simulates for one H100, and every token is 1.  This shows the
-interaction of a server's parts without a GPU: arrivals of requests, delays of the host, prefill
+Steps take as long as `bench_schedule` simulates for the device, and every token is 1.  This shows
+the interaction of a server's parts without a GPU: arrivals of requests, delays of the host, prefill
 chunks.  Its figures are no measurement of a GPU.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from benchmarks.schedule.bench_schedule import SimulatedClock, SimulatedDevice, h100_config
+from benchmarks.schedule.device_model import DEVICES, SimulatedClock, SimulatedDevice
 from runtime.config import EngineConfig
 from runtime.engine import process
 from runtime.messages import Ready
@@ -28,6 +28,7 @@ from runtime.startup.timeline import Timeline
 
 VOCAB_SIZE = 151_936
 HIDDEN_SIZE = 4096
+DEVICE_VARIABLE = "WAVEFILL_SIMULATED_DEVICE"  # a name of DEVICES
 LONGEST = 32_768  # tokens of a request, without --max-model-len
 
 
@@ -65,11 +66,12 @@ def load(
 ) -> loading.Loaded:
     """In place of runtime.startup.loading.load: nothing is read."""
     longest = requested.max_model_len or LONGEST
-    resolved = structs.replace(h100_config(longest, requested.itl_target_ms), seed=requested.seed)
+    model = DEVICES[os.environ.get(DEVICE_VARIABLE, "h100")]
+    resolved = structs.replace(model.config(longest, requested.itl_target_ms), seed=requested.seed)
     ready = Ready(
         epoch=epoch,
         model_type="qwen3",
-        device="simulated H100",
+        device=f"simulated {model.name}",
         dtype=resolved.dtype,
         attention="none",
         vocab_size=VOCAB_SIZE,
@@ -85,7 +87,7 @@ def load(
         memory=[("weights", 0), ("KV", 0)],
         phases=[],
     )
-    return loading.Loaded(DelayedDevice(SimulatedClock(), 0, 0.0), resolved, ready)  # type: ignore[arg-type]
+    return loading.Loaded(DelayedDevice(SimulatedClock(), 0, model=model), resolved, ready)  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> None:

@@ -1,10 +1,12 @@
 """Serve a model of a published shape with random weights, and measure the usual loads.
 
     python -m benchmarks.server.bench_loads qwen3-8b qwen3-0.6b [--only c1,c32] [--out DIRECTORY]
+    python -m benchmarks.server.bench_loads qwen3-8b --peer http://127.0.0.1:8000
 
-Fixed lengths, ignore-eos, greedy, closed loop, every prompt different.  The last columns are what
-vLLM 0.20.0 reached on an H100 80GB with the same shapes and loads (default flags and
---max-model-len 32768, measured with its own `bench serve` on 2026-11-20).
+Fixed lengths, ignore-eos, greedy, closed loop, every prompt different.  With `--peer`, any server
+of OpenAI's API gets the same loads from the same client, right after ours has had them, and a row
+of ratios tells how many times better ours is.  The peer serves a model of the same shape, on a
+device of its own or beside ours: both then need options that leave each other memory.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.schedule.device_model import DEVICES
 from benchmarks.shapes import write_model
 
 READY_SECONDS = 300.0
@@ -31,48 +34,50 @@ READY_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class LoadCase:
-    """A closed loop, and vLLM's output tokens a second, TPOT, ITL p99 and TTFT p50 in ms."""
+    """A closed loop of clients; lengths are in tokens."""
 
     name: str
     clients: int
     input_len: int
     output_len: int
-    prompts: int
-    peer: tuple[float | None, float | None, float | None, float | None]
+    prompts: int  # requests of all clients together
 
 
 LOADS = {
     "qwen3-8b": (
-        LoadCase("c1", 1, 128, 256, 5, (133.7, 6.82, None, 24.7)),
-        LoadCase("c8", 8, 1024, 256, 24, (969.9, 7.41, None, 221)),
-        LoadCase("c32", 32, 1024, 256, 96, (2783.8, 9.06, 21.4, 413)),
-        LoadCase("c128", 128, 1024, 256, 256, (5118.7, 22.0, 204, None)),
-        LoadCase("c256", 256, 1024, 256, 512, (5290.3, 41.3, 211, 1668)),
-        LoadCase("prefill", 32, 4096, 8, 128, (38_171 / 513, None, None, 1867)),
-        LoadCase("long", 8, 16_384, 128, 16, (22_945 / 129, None, 289, None)),
+        LoadCase("c1", 1, 128, 256, 5),
+        LoadCase("c8", 8, 1024, 256, 40),
+        LoadCase("c32", 32, 1024, 256, 192),
+        LoadCase("c128", 128, 1024, 256, 640),
+        LoadCase("c256", 256, 1024, 256, 1024),
+        LoadCase("prefill", 32, 4096, 8, 160),
+        LoadCase("long", 8, 16_384, 128, 24),
     ),
     "qwen3-0.6b": (
-        LoadCase("c1", 1, 128, 256, 8, (397, 1.91, 2.9, 18.3)),
-        LoadCase("c32", 32, 128, 128, 256, (7631, 3.41, 9.4, 107)),
-        LoadCase("c128", 128, 128, 128, 1024, (21_898, 4.07, 19.0, 176)),
-        LoadCase("c256", 256, 128, 128, 2048, (13_516, 15.0, 44.6, 519)),
-        LoadCase("c64", 64, 1024, 256, 256, (9203, 5.46, 34.7, 388)),
+        LoadCase("c1", 1, 128, 256, 8),
+        LoadCase("c32", 32, 128, 128, 512),
+        LoadCase("c128", 128, 128, 128, 2048),
+        LoadCase("c256", 256, 128, 128, 4096),
+        LoadCase("c64", 64, 1024, 256, 384),
     ),
 }
 
 
 @contextmanager
 def server(
-    model: Path, port: int, log: Path, options: list[str], *, simulated: bool = False
+    model: Path, port: int, log: Path, options: list[str], *, simulated: str = ""
 ) -> Iterator[float]:
     """A server that is ready; yields the seconds from the command to that."""
     module = "benchmarks.schedule.simulated_engine" if simulated else "server.cli.main"
     program = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), *options]
+    environment = {**os.environ, "WAVEFILL_SIMULATED_DEVICE": simulated}
     with log.open("w") as output:
         began = time.monotonic()
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment
+        )
         try:
             while not _is_ready(port):
                 if process.poll() is not None or time.monotonic() - began > READY_SECONDS:
@@ -92,45 +97,72 @@ def _is_ready(port: int) -> bool:
         return False
 
 
-def measure(load: LoadCase, port: int, seed: int, out: Path, options: list[str]) -> dict[str, Any]:
-    """The figures of one load as `wavefill bench serve --json` writes them."""
-    path = out / f"{load.name}.{seed}.json"
+def measure(load: LoadCase, url: str, seed: int, path: Path, options: list[str]) -> dict[str, Any]:
+    """The figures of one load as `wavefill bench serve --json` writes them to `path`."""
     command = [sys.executable, "-m", "benchmarks.server.bench_serve", "--ignore-eos"]
-    command += ["--base-url", f"http://127.0.0.1:{port}/v1", "--vocab-size", "30000"]
+    command += ["--base-url", f"{url}/v1", "--vocab-size", "30000"]
     command += ["--concurrency", str(load.clients), "--num-prompts", str(load.prompts)]
     command += ["--input-len", str(load.input_len), "--output-len", str(load.output_len)]
     command += ["--warmup", str(min(load.clients, 8)), "--seed", str(seed), "--json", str(path)]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
     if not path.exists():
         raise SystemExit(f"{load.name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
-    return json.loads(path.read_text())
+    figures = json.loads(path.read_text())
+    return figures.get("summary", figures)
 
 
-def _spread(figures: dict[str, Any], name: str, field: str) -> float | None:
-    spread = figures.get(name)
-    return None if spread is None else spread[field]
+# Columns: field of the summary, of its percentiles, decimals, and whether larger is better.
+COLUMNS = {
+    "out tok/s": ("output_tokens_per_s", "", 0, True),
+    "total tok/s": ("total_tokens_per_s", "", 0, True),
+    "TPOT p50 ms": ("tpot_ms", "p50", 2, False),
+    "ITL p50 ms": ("itl_ms", "p50", 2, False),
+    "ITL p99 ms": ("itl_ms", "p99", 1, False),
+    "TTFT p50 ms": ("ttft_ms", "p50", 0, False),
+    "TTFT p99 ms": ("ttft_ms", "p99", 0, False),
+}
+HEAD = "| load | " + " | ".join(COLUMNS) + " |\n" + "|---" * (len(COLUMNS) + 1) + "|"
 
 
-def row(load: LoadCase, figures: dict[str, Any]) -> str:
-    summary = figures.get("summary", figures)
-    ours = (
-        summary["output_tokens_per_s"],
-        _spread(summary, "tpot_ms", "p50"),
-        _spread(summary, "itl_ms", "p99"),
-        _spread(summary, "ttft_ms", "p50"),
-    )
-    numbers = [f"{load.name} {load.input_len}/{load.output_len}"]
-    numbers += ["-" if value is None else f"{value:.4g}" for value in ours]
-    numbers.append(f"{summary['total_tokens_per_s']:.0f}")
-    numbers.append(f"{_spread(summary, 'itl_ms', 'p50') or 0:.2f}")
-    numbers += ["-" if value is None else f"{value:.4g}" for value in load.peer]
-    return "| " + " | ".join(numbers) + " |"
+def values(summary: dict[str, Any]) -> list[float | None]:
+    """The figures of a row; None for what a load has not, such as gaps of answers of one token."""
+    found: list[float | None] = []
+    for name, field, _, _ in COLUMNS.values():
+        value = summary.get(name)
+        found.append(value[field] if field and value is not None else value)
+    return found
 
 
-HEAD = (
-    "| load | out tok/s | TPOT p50 ms | ITL p99 ms | TTFT p50 ms | total tok/s | ITL p50 ms "
-    "| vLLM out tok/s | TPOT | ITL p99 | TTFT |\n" + "|---" * 11 + "|"
-)
+def row(title: str, figures: list[float | None], decimals: list[int]) -> str:
+    numbers = [
+        "-" if value is None else f"{value:.{places}f}"
+        for value, places in zip(figures, decimals, strict=True)
+    ]
+    return "| " + " | ".join([title, *numbers]) + " |"
+
+
+def ratios(ours: list[float | None], peer: list[float | None]) -> list[float | None]:
+    """How many times better ours is in each column."""
+    found: list[float | None] = []
+    for own, other, (_, _, _, larger) in zip(ours, peer, COLUMNS.values(), strict=True):
+        if not own or not other:
+            found.append(None)
+        else:
+            found.append(own / other if larger else other / own)
+    return found
+
+
+def run_load(load: LoadCase, url: str, peer: str, seed: int, out: Path, options: list[str]) -> None:
+    """Print the figures of one load: ours, and the peer's if there is one."""
+    decimals = [places for _, _, places, _ in COLUMNS.values()]
+    title = f"{load.name} {load.input_len}/{load.output_len}"
+    ours = values(measure(load, url, seed, out / f"{load.name}.json", options))
+    print(row(title, ours, decimals), flush=True)
+    if peer:
+        path = out / f"{load.name}.peer.json"
+        other = values(measure(load, peer, seed + 1000, path, options))
+        print(row("peer", other, decimals))
+        print(row("times better", ratios(ours, other), [2] * len(ours)), flush=True)
 
 
 def main() -> None:
@@ -143,7 +175,14 @@ def main() -> None:
     parser.add_argument("--serve", default="", help="more options of `wavefill serve`")
     parser.add_argument("--bench", default="", help="more options of `wavefill bench serve`")
     parser.add_argument(
-        "--simulated", action="store_true", help="no device: simulate the steps of qwen3-8b"
+        "--peer",
+        type=lambda url: url.rstrip("/").removesuffix("/v1"),
+        default="",
+        metavar="URL",
+        help="another server of OpenAI's API, which gets the same loads",
+    )
+    parser.add_argument(
+        "--simulated", choices=DEVICES, default="", help="no device: simulate steps of qwen3-8b"
     )
     args = parser.parse_args()
     if args.simulated and args.shapes != ["qwen3-8b"]:
@@ -163,10 +202,10 @@ def main() -> None:
             with server(model, args.port, log, options, simulated=args.simulated) as ready:
                 of = " on a simulated device, which measures no GPU" if args.simulated else ""
                 print(f"{shape}{of}: ready after {ready:.1f} s\n{HEAD}", flush=True)
+                url = f"http://127.0.0.1:{args.port}"
                 for seed, load in enumerate(LOADS[shape], start=int(time.time()) % 100_000):
                     if not selected or load.name in selected:
-                        figures = measure(load, args.port, seed, folder, args.bench.split())
-                        print(row(load, figures), flush=True)
+                        run_load(load, url, args.peer, seed, folder, args.bench.split())
 
 
 if __name__ == "__main__":

@@ -54,6 +54,21 @@ class Admission:
             return [one for one in front if one.request.priority < BACKGROUND]
         return list(front)
 
+    def admissible(self, candidates: list[Sequence]) -> tuple[int, int]:
+        """About how many waiting sequences find room now, and their prompt tokens to compute.
+
+        Those that find none do not count for the size of a step: a larger one would not help them.
+        Of the prompts, as much is expected to be cached as of those that finished lately.
+        """
+        requests = self._requests
+        if not candidates or self._is_blocked(candidates[0]):
+            return 0, 0
+        waiting, page_size = requests.waiting, requests.resolved.page_size
+        count = min(waiting.num_admissible, requests.num_free_slots)
+        tokens = waiting.num_tokens * count / waiting.num_admissible
+        tokens = min(tokens * requests.mix.computed_share, requests.pool.num_free * page_size)
+        return count, max(int(tokens), 1)
+
     def try_admit(self, sequence: Sequence) -> bool:
         """Give a waiting sequence a slot and pages.  False if there is no room, or it failed."""
         requests = self._requests

@@ -1,57 +1,51 @@
 """ChunkBudget: how many prompt tokens a step takes (chunked prefill).
 
-Decode rows get their next token when the step ends, and every step reads all weights, so a few
-prompt tokens in every step cost less than many in some steps.  Waiting prompts are spread over a
-few steps, and no step may take longer than a target.  `--itl-target-ms` sets it.  The automatic
-target gives way where it would make the whole server slow:
+Decode rows get their next token when the step ends, so prompt tokens delay them; a prompt that
+waits delays its own first token.  The objective is the least waiting of all requests together, in
+steps that are as even as the work allows:
 
-    some decode rows, short queue                steps that mostly read the weights
-    many decode rows, long without a prompt      prompts get a share of the step, which grows with
-                                                 the queue
-    a long queue for each decode row             up to MAX_WIDENING times the target
-    more prompts than decode rows, for long      steps of MAX_STEP_SECONDS
+    flow    the prompt tokens that have to be computed for each step of the decode rows, so that the
+            queue does not grow: their ratio is that of the requests that finished lately
+    drain   the prompt tokens with which the waiting prompts and the decode rows wait least until
+            the queue is empty
+    slack   the prompt tokens that lengthen the step by less than is noticed
 
-Of sizes that are nearly the same it takes one whose GEMMs fill the device (`full_wave_sizes`).
-
-The numbers are the best of `python -m benchmarks.schedule.bench_schedule` for the usual loads of an
-8B model; they are times, not tokens, so that they mean the same for every model.
+A step takes the larger of sqrt(flow^2 + drain^2) and slack.  `--itl-target-ms` takes the place of
+all three: it is how long a step may take.  Times are those that StepTimes has learned.  Sizes are
+rounded to those whose GEMMs fill the device (`full_wave_sizes`), and what one step rounds off, the
+next ones make up for.  docs/scheduling.md derives the formula and shows what it does.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
 from runtime.scheduler.step_time import StepTimes
 
-AUTO_TARGET_SECONDS = 0.010  # the target of a step without --itl-target-ms
-MAX_WIDENING = 7.0  # times the automatic target, for a long queue or without decode rows
-QUEUE_SECONDS_PER_ROW = 0.025  # of prefill for each decode row: a longer queue widens the target
-FEW_ROWS = 8  # fewer decode rows count as so many: the latency of a single one matters, too
-LONG_QUEUE_SECONDS = 1.0  # of prefill
-MAX_STEP_SECONDS = 0.12  # of a step, for a long queue of more prompts than decode rows
-# The least share of a step's time for prefill under the automatic target.  It is little more than
-# prompts need on average: otherwise requests that arrived together would stay together, with their
-# prompts crowded into some steps and none in others.
-PREFILL_SHARE, MAX_PREFILL_SHARE = 0.5, 0.6
-MAX_SHARE_QUEUE_SECONDS = 1.5  # of prefill: at this queue the share has grown to the largest
-WEIGHT_BOUND_ROWS = 48  # decode rows at most, in steps that mostly read the weights
-WEIGHT_BOUND_STEPS = 30  # of that kind at most, to prefill all that waits
+FIRST_TOKEN_WEIGHT = 20.0  # a first token may take so many times as long as the next ones
+HEADROOM = 1.25  # prompt tokens computed for each that arrives, so that the queue ends
+UNNOTICED_GAP_SECONDS = 0.008  # between two tokens
+UNNOTICED_STRETCH = 2.0  # times the decode-only step, for at most half of the longest prompt
+
+MIX_REQUESTS = 256  # that the ratio of prompt tokens to generated tokens remembers
 # Steps with prefill in a row, until one only decodes.  Steps of one size alone would not show which
 # part of their time is due to prefill, and a wrong estimate could keep them at that size.
 MAX_MIXED_STEPS = 200
-MIN_PREFILL_STEPS = 4  # the steps that the waiting tokens are spread over, at least
-MIN_SIZE_RATIO, MAX_SIZE_RATIO = 0.6, 1.5  # a full-wave size so close replaces the computed size
-FULL_WAVE_SPEEDUP = 1.15  # a full-wave size may exceed the tokens that fit the target by this
+FEW_ROWS = 8  # fewer decode rows need no such step: prompts come and go
+MIN_FULL_WAVE_RATIO = 0.75  # of the smallest full-wave size: smaller steps take whole tiles
+MAX_CARRIED_TILES = 4  # of rounding, that are made up for in later steps
 
 
 class PrefillLoad(NamedTuple):
-    """The prompts to prefill."""
+    """The prompts to prefill: those that have a slot, and those waiting for which there is room."""
 
-    num_prompts: int  # prefilling, or waiting and admissible
-    num_tokens: int  # that all prompts, prefilling or waiting, have left
-    context_len: int  # computed tokens of the longest prompt that is prefilling
+    num_prompts: int
+    num_tokens: int  # that they have left
+    context_len: int  # computed tokens of the longest context that is prefilling
+    longest: int  # tokens that one of those with a slot has left, at most
+    known_tokens: int  # of the decode rows, on the host
 
 
 class ChunkShape(NamedTuple):
@@ -60,21 +54,63 @@ class ChunkShape(NamedTuple):
     min_prefill_tokens: int  # smaller chunks would only read the weights more often
     tile: int  # rows of a GEMM tile
     weight_bound_tokens: int  # a step of so many takes about as long as reading the weights
+    busy_tokens: int  # a step of so many computes at the device's full speed
 
 
-GPU = ChunkShape(128, 128, 256)
-CPU = ChunkShape(32, 16, 0)
+GPU = ChunkShape(128, 128, 256, 2048)
+CPU = ChunkShape(32, 16, 0, 256)
+
+
+class RequestMix:
+    """What requests are like: prompt tokens computed, and cached, and tokens generated."""
+
+    def __init__(self) -> None:
+        # Of those that finished lately.
+        self._prompt = self._computed = self._generated = 0.0
+        # Of the decode rows.
+        self._rows_prompt = self._rows_computed = 0
+
+    def record(self, prompt: int, cached: int, generated: int) -> None:
+        """A request has finished, of whose `prompt` tokens `cached` were not computed."""
+        keep = 1 - 1 / MIX_REQUESTS
+        self._prompt = keep * self._prompt + prompt
+        self._computed = keep * self._computed + prompt - cached
+        self._generated = keep * self._generated + generated
+
+    def count_row(self, prompt: int, cached: int, sign: int = 1) -> None:
+        """A request decodes from now on; with `sign` -1, it no longer does."""
+        self._rows_prompt += sign * prompt
+        self._rows_computed += sign * (prompt - cached)
+
+    def computed_per_generated(self, known_tokens: int) -> float:
+        """Prompt tokens computed for each token generated; 0 before the first request has finished.
+
+        known_tokens: of all decode rows, their prompts included.  What these have generated shows
+        that answers have become longer, before any of them has finished.
+        """
+        if not self._generated:
+            return 0.0
+        finished = self._computed / self._generated
+        generated = self._generated + known_tokens - self._rows_prompt
+        return min(finished, (self._computed + self._rows_computed) / max(generated, 1.0))
+
+    @property
+    def computed_share(self) -> float:
+        """Of the prompt tokens, those that are not cached; 1 before the first request."""
+        return self._computed / self._prompt if self._prompt else 1.0
 
 
 class ChunkBudget:
-    def __init__(self, resolved: ResolvedConfig, times: StepTimes) -> None:
+    def __init__(self, resolved: ResolvedConfig, times: StepTimes, mix: RequestMix) -> None:
         self._max_tokens = resolved.max_batched_tokens
         self._target_seconds = resolved.itl_target_ms / 1000
-        # On a CPU a step of any size takes longer than the automatic target.
+        # On a CPU a step of any size takes longer than an unnoticed gap.
         self._limited = bool(self._target_seconds) or resolved.device != "cpu"
         self._chunk_shape = CPU if resolved.device == "cpu" else GPU
         self._full_wave_sizes = resolved.full_wave_sizes
         self._times = times
+        self._mix = mix
+        self._carried = 0.0  # prompt tokens that rounding has left for later steps
 
     def tokens(self, rows: int, kv_tokens: int, load: PrefillLoad) -> int:
         """Prompt tokens for a step whose decode rows read `kv_tokens` of KV.
@@ -85,51 +121,73 @@ class ChunkBudget:
         # A single prompt delays no other request.
         if not self._limited or (not rows and load.num_prompts == 1):
             return room
+        if not rows:
+            least = self._chunk_shape.busy_tokens
+            return min(room, self._even_size(max(load.num_tokens / FIRST_TOKEN_WEIGHT, least), 0))
         if rows > FEW_ROWS and self._times.num_mixed_steps >= MAX_MIXED_STEPS:
             return 0
-        if self._queue_is_short(rows, load.num_tokens):
-            return min(room, self._chunk_shape.weight_bound_tokens - rows)
-        min_prefill_tokens, tile, _ = self._chunk_shape
-        seconds = self._step_seconds(rows, kv_tokens, load)
-        fits = self._times.prompt_tokens(rows, kv_tokens, load.context_len, seconds)
-        fits = min(4 * min_prefill_tokens if fits is None else fits, load.num_tokens)
-        spread = min(fits, load.num_tokens // MIN_PREFILL_STEPS) if rows else fits
-        min_total = -(-(rows + min_prefill_tokens) // tile) * tile
-        total = max((rows + spread) // tile * tile, min_total)
-        max_total = (rows + fits) * (1.0 if self._target_seconds else FULL_WAVE_SPEEDUP)
-        return min(room, self._full_wave_size(total, min_total, max_total) - rows)
-
-    def _queue_is_short(self, rows: int, tokens: int) -> bool:
-        """Whether steps that mostly read the weights prefill the queue soon enough.
-
-        With few decode rows larger steps are short enough; many leave too little room for prefill.
-        """
-        if self._target_seconds or not FEW_ROWS < rows <= WEIGHT_BOUND_ROWS:
-            return False
-        return tokens <= WEIGHT_BOUND_STEPS * (self._chunk_shape.weight_bound_tokens - rows)
-
-    def _full_wave_size(self, total: int, min_total: int, max_total: float) -> int:
-        """A size near `total` whose GEMMs fill the device, else `total`; tokens of a step."""
-        full = self._full_wave_sizes
-        index = bisect_left(full, total)
-        if index < len(full) and full[index] <= max(total, min(max_total, MAX_SIZE_RATIO * total)):
-            return full[index]
-        if index and full[index - 1] >= max(min_total, MIN_SIZE_RATIO * total):
-            return full[index - 1]
-        return total
-
-    def _step_seconds(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
-        """The longest time that the step may take."""
-        if not rows:
-            return AUTO_TARGET_SECONDS * MAX_WIDENING
+        if not self._times.per_token:
+            return min(room, 4 * self._chunk_shape.min_prefill_tokens)
+        slack = self._size_within(rows + min(self._slack(rows, kv_tokens, load), load.num_tokens))
         if self._target_seconds:
-            return self._target_seconds
-        queue_seconds = load.num_tokens * self._times.per_token
-        if load.num_prompts > rows and queue_seconds > LONG_QUEUE_SECONDS:
-            return MAX_STEP_SECONDS
-        widening = queue_seconds / (QUEUE_SECONDS_PER_ROW * max(rows, FEW_ROWS))
-        widening = min(max(widening, 1.0), MAX_WIDENING)
+            return min(room, max(slack, self._min_size(rows)) - rows)
+        needed = max(self._needed(rows, kv_tokens, load), self._chunk_shape.min_prefill_tokens)
+        if needed >= load.num_tokens:
+            return min(room, load.num_tokens)
+        return min(room, max(self._even_size(needed, rows), slack) - rows)
+
+    def _needed(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
+        """sqrt(flow^2 + drain^2), in prompt tokens.
+
+        A step of p tokens that take t seconds each, with decode rows that alone take d seconds,
+        lets `rows` next tokens wait d + p t; the queue of n prompts and w tokens, one after the
+        other, waits (n + 1) / 2 times the (d + p t) w / p that it takes to end.  The sum, in which
+        a first token counts as FIRST_TOKEN_WEIGHT next ones, is least for
+        p = sqrt((n + 1) / 2 w d / (t rows FIRST_TOKEN_WEIGHT)).
+        """
+        flow = HEADROOM * self._mix.computed_per_generated(load.known_tokens) * rows
         decode = self._times.decode_seconds(rows, kv_tokens)
-        growth = min(queue_seconds / MAX_SHARE_QUEUE_SECONDS, 1.0)
-        share = PREFILL_SHARE + (MAX_PREFILL_SHARE - PREFILL_SHARE) * growth
-        return max(AUTO_TARGET_SECONDS * widening, decode / (1 - share))
+        waiting = (load.num_prompts + 1) / 2 * load.num_tokens * decode / self._times.per_token
+        return (flow * flow + waiting / (rows * FIRST_TOKEN_WEIGHT)) ** 0.5
+
+    def _slack(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
+        """Prompt tokens with which the step takes no longer than the target, or is noticed."""
+
+        def fits(seconds: float) -> int:
+            return self._times.prompt_tokens(rows, kv_tokens, load.context_len, seconds) or 0
+
+        if self._target_seconds:
+            return fits(self._target_seconds)
+        decode = self._times.decode_seconds(rows, kv_tokens)
+        stretched = min(fits(UNNOTICED_STRETCH * decode), load.longest / 2)
+        return max(fits(UNNOTICED_GAP_SECONDS), stretched)
+
+    def _min_size(self, rows: int) -> int:
+        """The smallest step that prompts take part in: however long it takes, nobody starves."""
+        tile = self._chunk_shape.tile
+        return -(-(rows + self._chunk_shape.min_prefill_tokens) // tile) * tile
+
+    def _size_within(self, total: float) -> int:
+        """The largest size of a step within `total` tokens that suits the device; 0 if none."""
+        full, tile = self._full_wave_sizes, self._chunk_shape.tile
+        if full and total >= full[0]:
+            return full[bisect_right(full, total) - 1]
+        return int(total) // tile * tile
+
+    def _even_size(self, prefill: float, rows: int) -> int:
+        """One of the two sizes next to rows + prefill tokens, so that their mean is that many."""
+        full, tile = self._full_wave_sizes, self._chunk_shape.tile
+        total = rows + prefill
+        if total <= self._chunk_shape.weight_bound_tokens:
+            return self._chunk_shape.weight_bound_tokens
+        target = total + self._carried
+        if full and total > MIN_FULL_WAVE_RATIO * full[0]:
+            index = min(bisect_left(full, target), len(full) - 1)
+            low, high = full[max(index - 1, 0)], full[index]
+        else:
+            low = max(int(target) // tile * tile, self._min_size(rows))
+            high = low + tile
+        size = high if target - low > high - target else low
+        carried = MAX_CARRIED_TILES * tile
+        self._carried = min(max(target - size, -carried), carried)
+        return size

@@ -14,6 +14,7 @@ from msgspec import structs
 
 from runtime.config import ResolvedConfig
 from runtime.messages import BACKGROUND, EngineRequest, FinishReason, RequestOutput, TokenLogprob
+from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
 from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.sequence import Sequence
@@ -35,6 +36,7 @@ class RequestTable:
         self.vocab_size = vocab_size
         self.clock = clock
         self.pool = PagePool(resolved.num_pages)
+        self.mix = RequestMix()
         self.live: dict[int, Sequence] = {}  # by request id: those that wait or have a slot
         self.waiting = WaitingQueue()
         # By request id: tokens are left to schedule.  Some of them are held.
@@ -95,6 +97,9 @@ class RequestTable:
         self.outputs.append(
             structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
         )
+        if sequence.steps_at_admission is not None:
+            generated = len(sequence.tokens) - sequence.prompt_len
+            self.mix.record(sequence.prompt_len, sequence.num_cached_tokens, generated)
         sequence.finish = output.finish
         del self.live[sequence.request_id]
         if sequence.slot < 0:
@@ -118,6 +123,10 @@ class RequestTable:
         """Whether every slot is taken."""
         return not self._free_slots
 
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
     def running(self) -> list[Sequence]:
         return [*self.decoding.all(), *self.prefilling.values()]
 
@@ -136,6 +145,11 @@ class RequestTable:
         """All its known tokens are scheduled: from now on it decodes."""
         del self.prefilling[sequence.request_id]
         self.decoding.add_sequence(sequence)
+        self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens)
+
+    def _stop_decoding(self, sequence: Sequence) -> None:
+        self.decoding.remove_sequence(sequence)
+        self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens, -1)
 
     def preempt(self, sequence: Sequence) -> None:
         """Free its slot and pages; it waits at its old priority and is recomputed later."""
@@ -151,7 +165,7 @@ class RequestTable:
         The token that the device sampled for it is void, so its newest known token is computed
         again when it resumes.
         """
-        self.decoding.remove_sequence(sequence)
+        self._stop_decoding(sequence)
         sequence.has_unread_row = False
         sequence.num_computed_tokens = len(sequence.tokens) - 1
         sequence.needs_slot_init = True
@@ -181,7 +195,7 @@ class RequestTable:
     def _free_slot(self, sequence: Sequence) -> None:
         """Free the slot and the pages of a running sequence."""
         if self.decoding.has(sequence):
-            self.decoding.remove_sequence(sequence)
+            self._stop_decoding(sequence)
         else:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND

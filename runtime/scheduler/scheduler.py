@@ -83,7 +83,7 @@ class Scheduler:
         self.requests = requests
         self.admission = Admission(requests)
         self.times = StepTimes()
-        self.chunks = ChunkBudget(requests.resolved, self.times)
+        self.chunks = ChunkBudget(requests.resolved, self.times, requests.mix)
         max_tokens = requests.resolved.max_tokens_per_row
         # In the order in which they are tried: fewer where pages are short.
         self._tokens_per_row = (max_tokens, 1) if max_tokens > 1 else (1,)
@@ -161,11 +161,16 @@ class Scheduler:
     def _prefill_budget(
         self, builder: BatchBuilder, prefilling: list[Sequence], waiting: list[Sequence]
     ) -> int:
-        waiting_tokens = self.requests.waiting.num_tokens
+        decoding = self.requests.decoding
+        num_admissible, tokens = self.admission.admissible(waiting)
+        for sequence in prefilling:
+            tokens += sequence.num_new_tokens
         load = PrefillLoad(
-            len(prefilling) + len(waiting),
-            sum([sequence.num_new_tokens for sequence in prefilling]) + waiting_tokens,
+            len(prefilling) + num_admissible,
+            tokens,
             max([sequence.num_computed_tokens for sequence in prefilling], default=0),
+            max([sequence.num_new_tokens for sequence in prefilling], default=0),
+            int(np.add.reduce(decoding.known[decoding.slots])),
         )
         return self.chunks.tokens(builder.decoding.num_tokens, builder.kv_tokens, load)
 

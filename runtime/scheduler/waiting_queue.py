@@ -28,6 +28,11 @@ class WaitingQueue:
         self.count = 0  # sequences that wait, held ones included
         self.num_tokens = 0  # of the prompts that wait
 
+    @property
+    def num_admissible(self) -> int:
+        """Sequences that are not held."""
+        return self.count - len(self._held)
+
     def push(self, sequence: Sequence) -> None:
         if sequence.held_since is not None:
             self._held.add(sequence)

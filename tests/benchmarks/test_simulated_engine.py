@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.schedule.bench_schedule import step_ms
+from benchmarks.schedule.device_model import H100
 from benchmarks.schedule.simulated_engine import DelayedDevice, load
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
@@ -23,4 +23,4 @@ def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> Non
     device = loaded.executor
     assert isinstance(device, DelayedDevice)
     for step, seconds in device.step_seconds:
-        assert 0.9 < 1000 * seconds / step_ms(step) < 1.3
+        assert 0.9 < 1000 * seconds / H100.step_ms(step) < 1.3
