@@ -199,10 +199,15 @@ def decode_config(
 MAX_QUERIES, MAX_TILE = 128, 128 * 128  # rows and elements of a tile that fit in registers
 
 
+def most_queries(head_dim: int) -> int:
+    """Packed rows of the largest tile."""
+    return min(MAX_QUERIES, MAX_TILE >> (head_dim - 1).bit_length())
+
+
 def _tile(group: int, max_q_len: int, head_dim: int) -> tuple[int, int]:
     """(BLOCK_Q, BLOCK_D); raises ValueError if a row's packed queries are more than one tile."""
     block_d = triton.next_power_of_2(head_dim)
-    queries, most = group * max_q_len, min(MAX_QUERIES, MAX_TILE // block_d)
+    queries, most = group * max_q_len, most_queries(head_dim)
     if queries > most:
         raise ValueError(
             f"{group} query heads x max_q_len {max_q_len} = {queries} queries a KV head: the "

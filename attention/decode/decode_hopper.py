@@ -4,9 +4,9 @@ decode_hopper: decode.py's kernel with the same plans and the same partial resul
   grid      plan.spec.programs: one or two CTAs per SM (planned_kernel.py)
   load warp (decode_hopper_load.py) fills a ring of stages for all work tiles of the program and
             runs ahead across work tiles, so that memory does not idle at their ends
-  compute   (decode_hopper_tile.py) four warps share a block of keys; scores and output by mma
-            (m16), online softmax in base 2, float32 accumulation; float8 is converted to float16
-            in registers
+  compute   (decode_hopper_tile.py) four warps share a block of keys, and the rows of a large tile;
+            scores and output by mma (m16), online softmax in base 2, float32 accumulation; float8
+            is converted to float16 in registers
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
             int32; pages past a row's length or before its window are not read
   writes    as decode.py
@@ -54,6 +54,8 @@ from attention.decode.decode_hopper_tile import (
 from attention.kv_pool import FP8
 from attention.planner.split_plan import SplitPlan
 
+LARGE = gl.constexpr(32 * 128)  # elements of a tile of queries; a larger one has smaller blocks
+
 
 @gluon.jit
 def _compute(
@@ -66,7 +68,12 @@ def _compute(
     """Four warps: attention over each work tile."""
     PAIRS: gl.constexpr = keys.dtype == gl.int16  # float8 in pairs
     BLOCK_D: gl.constexpr = keys.shape[2] * (2 if PAIRS else 1)
-    tile_layout: gl.constexpr = gl.NVMMADistributedLayout([2, 0], [1, gl.num_warps()], [16, 8])
+    # Each warp keeps the queries of its rows, 64 registers a thread at most: of a large tile the
+    # warps share the rows, of others all have all rows, and each has its own keys.
+    ACROSS_ROWS: gl.constexpr = 2 if BLOCK_Q > 32 or BLOCK_Q * BLOCK_D > LARGE else 1
+    tile_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        [2, 0], [ACROSS_ROWS, gl.num_warps() // ACROSS_ROWS], [16, 8]
+    )
     left: gl.constexpr = gl.DotOperandLayout(0, tile_layout, 2)
     right: gl.constexpr = gl.DotOperandLayout(1, tile_layout, 2)
     program = gl.program_id(0)
@@ -172,12 +179,23 @@ def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> Ho
     """
     small = head_dim <= 128 and queries <= 16
     registers = 128 if small else 240
+    block_d = max(64, triton.next_power_of_2(head_dim))
+    if max(16, triton.next_power_of_2(queries)) * block_d > LARGE.value:
+        # Queries and output take the registers of the scores; as many bytes are in flight.
+        return HopperDecodeConfig(32, stages=4 if item_bytes == 2 else 8, registers=registers)
     if item_bytes == 2:
         return HopperDecodeConfig(64, stages=2, registers=registers)
     # As many bytes per block as for 16 bits, where registers suffice.
     block_n = 128 if small else 64
-    tile_bytes = 2 * block_n * max(64, triton.next_power_of_2(head_dim))
-    return HopperDecodeConfig(block_n, stages=RING_BYTES // tile_bytes, registers=registers)
+    return HopperDecodeConfig(
+        block_n, stages=RING_BYTES // (2 * block_n * block_d), registers=registers
+    )
+
+
+def most_queries(head_dim: int) -> int:
+    """Packed rows of the largest tile that the registers hold."""
+    across = max(64, 1 << (head_dim - 1).bit_length())
+    return 2 * LARGE.value // across
 
 
 def decode_hopper(

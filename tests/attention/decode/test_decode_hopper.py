@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from attention.common.write_kv import write_kv
-from attention.decode.decode_hopper import decode_hopper
+from attention.decode.decode_hopper import decode_hopper, most_queries
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
@@ -93,6 +93,25 @@ def test_rows_of_few_queries_are_served_and_others_left_untouched(
     rows = [(1, 40), (3, 50), (0, 30), (1, 0), (8, 8), (2, 133), (9, 20), (4, 24), (6, 326)]
     case = make_case(rows, group=4, kv_dtype=kv_dtype, device="cuda")
     check(case, *decoded(case, max_q_len=max_q_len), served=most(max_q_len))
+
+
+@pytest.mark.parametrize("kv_dtype", [BF16, FP8])
+@pytest.mark.parametrize(
+    ("group", "max_q_len", "head_dim"),
+    [(4, 8, 128), (8, 4, 128), (8, 8, 128), (16, 4, 128), (7, 8, 96), (16, 8, 64), (16, 2, 256)],
+)
+def test_tiles_of_32_to_128_rows(
+    group: int, max_q_len: int, head_dim: int, kv_dtype: torch.dtype
+) -> None:
+    """As many rows as the kernel's largest tile has, and half of them."""
+    assert 4 * group * max_q_len > most_queries(head_dim) >= group * max_q_len
+    rows = [(max_q_len, 700), (1, 40), (2, 133), (max_q_len, max_q_len), (1, 0), (2, 2)]
+    for page, programs in ((16, 132), (64, 3)):
+        case = make_case(
+            rows, group=group, head_dim=head_dim, page=page, kv_dtype=kv_dtype, sinks=page == 16,
+            device="cuda",
+        )  # fmt: skip
+        check(case, *decoded(case, max_q_len=max_q_len, programs=programs, block=64))
 
 
 @pytest.mark.parametrize("window", [1, 2, 16, 33, 127, 128, 4096])
