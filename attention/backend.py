@@ -103,6 +103,7 @@ class Capacity:
 
     rows: int
     tokens: int
+    row_tokens: int = 1  # tokens of a decode row: more than one with speculative decoding
 
     def check(self, rows: int, tokens: int) -> None:
         """Raise ValueError for a larger step."""

@@ -23,6 +23,7 @@ DECODE_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an 
 # CTAs per SM of the plain decode kernel with few KV heads.  On an H100, with one KV head and rows
 # of different lengths, a third CTA costs stream-K plans up to 20 %; with 8 heads it gains 2 to 5 %.
 FEW_HEADS, FEW_HEADS_CTAS_PER_SM = 2, 2
+MMA_ROWS = 16  # of a matrix multiplication instruction, and so of the smallest tile
 INTERPRETED_SMS = 4  # assumed for the interpreter, which runs programs one after the other
 
 
@@ -40,6 +41,23 @@ class PlannedKernel:
         if self.decode_ctas_per_sm and rows >= DECODE_CTAS_ROWS and not prompts:
             return self.decode_ctas_per_sm
         return self.ctas_per_sm
+
+
+def most_decode_tokens(name: str, shape: Shape, row_tokens: int) -> int:
+    """The largest q_len that this decode kernel serves in steps with several tokens a row.
+
+    row_tokens: of a decode row, at most
+
+    A row's group * q_len packed queries are one tile, whose size the decode rows decide.  Rows of
+    prompts that fit into it are served as well: what takes the time is to read the KV, whatever
+    part of the tile is real.  Decode rows with more tokens than the largest tile has are prefill.
+    """
+    if name == "decode_hopper":
+        from attention.decode.decode_hopper import most_queries
+    else:
+        from attention.decode.decode import most_queries
+    tile = max(MMA_ROWS, 1 << (shape.group * row_tokens - 1).bit_length())
+    return max(min(tile, most_queries(shape.head_dim)) // shape.group, 1)
 
 
 def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:

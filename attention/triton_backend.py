@@ -23,26 +23,31 @@ from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from attention.planned_kernel import (
+    PlannedKernel,
     decode_kernel,
     decode_spec,
     mixed_kernel,
+    most_decode_tokens,
     prefill_kernel,
     tile_spec,
 )
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.prefill_tiles import TilePlan
 from attention.planner.prefill_tiles_device import DeviceTiler
-from attention.planner.split_plan import SplitPlan
+from attention.planner.split_plan import SplitPlan, partials_for
 
-MAX_DECODE_TOKENS = 1  # largest q_len of a decode row; rows with more are prefill
 # A kernel, and its arguments after KernelInputs: plans, or the rows' lengths.
 KernelLaunch = tuple[Callable[..., None], tuple[Any, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class TritonPlan:
-    """A step's plans by sliding window; empty where no row needs the kernel."""
+    """A step's plans by sliding window; empty where no row needs the kernel.
 
+    kernel  the decode kernel that its rows need
+    """
+
+    kernel: PlannedKernel
     decode: dict[int, SplitPlan]
     prefill: dict[int, TilePlan]
 
@@ -97,7 +102,11 @@ class Flash1Backend(KernelBackend):
 
 
 class TritonBackend(KernelBackend):
-    """flash2: FlashAttention-2 for prefill, planned split-KV attention for decode."""
+    """flash2: FlashAttention-2 for prefill, planned split-KV attention for decode.
+
+    Steps in which each row has one token run a decode kernel compiled for that.  In all others rows
+    of 1 to max_decode_tokens tokens run another one, and longer rows are prefill.
+    """
 
     name = "flash2"
     reads_lengths_on_device = True
@@ -112,44 +121,68 @@ class TritonBackend(KernelBackend):
         windows: tuple[int, ...] = (0,),
     ) -> None:
         """Allocates plans and partial results; arguments as in `build`."""
-        self._decode = decode_kernel(choice.decode, shape, MAX_DECODE_TOKENS)
+        self.max_decode_tokens = most_decode_tokens(choice.decode, shape, capacity.row_tokens)
+        self._decode = {
+            tokens: decode_kernel(choice.decode, shape, tokens)
+            for tokens in {1, self.max_decode_tokens}
+        }
         self._prefill = prefill_kernel(choice.prefill, shape)
-        self._mixed = mixed_kernel(self._decode, self._prefill)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
         self._capacity = capacity
-
-        def planners(ctas_per_sm: int) -> dict[int, DevicePlanner]:
-            return {
-                window: DevicePlanner(
-                    decode_spec(
-                        self._decode, shape, device, window, MAX_DECODE_TOKENS, ctas_per_sm
-                    ),
-                    choice.planner,
-                    max_rows=capacity.rows,
-                    group=shape.group,
-                    head_dim=shape.head_dim,
-                    device=device,
-                )
-                for window in windows
-            }
-
         try:
-            ctas_choices = {
-                self._decode.ctas_per_sm,
-                self._decode.decode_ctas_per_sm or self._decode.ctas_per_sm,
-            }
-            self._planners = {ctas_per_sm: planners(ctas_per_sm) for ctas_per_sm in ctas_choices}
+            self._planners = self._split_planners(choice.planner, shape, device, windows)
         except ValueError as error:  # an unknown planner, or a damaged file of costs
             raise UnsupportedAttention(f"--split-planner: {error}") from None
         self._tilers = {
             window: DeviceTiler(
-                tile_spec(self._prefill, shape, device, window, MAX_DECODE_TOKENS),
+                tile_spec(self._prefill, shape, device, window, self.max_decode_tokens),
                 max_tokens=capacity.tokens,
                 max_rows=capacity.rows,
                 head_dim=shape.head_dim,
                 device=device,
             )
             for window in windows
+        }
+
+    def _split_planners(
+        self, planner: str, shape: Shape, device: torch.device, windows: tuple[int, ...]
+    ) -> dict[tuple[int, int], dict[int, DevicePlanner]]:
+        """By the kernel's tokens a row and its CTAs per SM, then by window.
+
+        All share the memory of partial results, since one attends at a time.
+        """
+        specs = {
+            (tokens, ctas_per_sm): {
+                window: decode_spec(kernel, shape, device, window, tokens, ctas_per_sm)
+                for window in windows
+            }
+            for tokens, kernel in self._decode.items()
+            for ctas_per_sm in {
+                kernel.ctas_per_sm,
+                kernel.decode_ctas_per_sm or kernel.ctas_per_sm,
+            }
+        }
+        rows, group = self._capacity.rows, shape.group
+        queries = max(
+            spec.partial_queries(rows, group)
+            for by_window in specs.values()
+            for spec in by_window.values()
+        )
+        partials = partials_for(queries, shape.head_dim, device)
+        return {
+            kind: {
+                window: DevicePlanner(
+                    spec,
+                    planner,
+                    max_rows=rows,
+                    group=group,
+                    head_dim=shape.head_dim,
+                    device=device,
+                    partials=partials,
+                )
+                for window, spec in by_window.items()
+            }
+            for kind, by_window in specs.items()
         }
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
@@ -159,10 +192,13 @@ class TritonBackend(KernelBackend):
         """
         self._capacity.check(meta.num_rows, len(meta.slot_mapping))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
-        plan = TritonPlan({}, {})
-        prompts = meta.max_seqlen_q > MAX_DECODE_TOKENS
-        if meta.decode_rows or min(meta.q_lens, default=0) <= MAX_DECODE_TOKENS:
-            planners = self._planners[self._decode.step_ctas_per_sm(meta.num_rows, prompts=prompts)]
+        tokens = 1 if meta.max_seqlen_q <= 1 else self.max_decode_tokens
+        kernel = self._decode[tokens]
+        plan = TritonPlan(kernel, {}, {})
+        prompts = meta.max_seqlen_q > tokens
+        if meta.decode_rows or min(meta.q_lens, default=0) <= tokens:
+            ctas_per_sm = kernel.step_ctas_per_sm(meta.num_rows, prompts=prompts)
+            planners = self._planners[tokens, ctas_per_sm]
             plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
         if prompts:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())
@@ -176,11 +212,13 @@ class TritonBackend(KernelBackend):
                 f"a window of {window} positions: this back end plans {sorted(self._tilers)}: "
                 "name all windows of the model when it is made"
             )
-        if self._mixed and window in plan.decode and window in plan.prefill:
-            return [(self._mixed, (plan.decode[window], plan.prefill[window]))]
+        if window in plan.decode and window in plan.prefill:
+            mixed = mixed_kernel(plan.kernel, self._prefill)
+            if mixed:
+                return [(mixed, (plan.decode[window], plan.prefill[window]))]
         launches: list[KernelLaunch] = []
         if window in plan.decode:
-            launches.append((self._decode.run, (plan.decode[window],)))
+            launches.append((plan.kernel.run, (plan.decode[window],)))
         if window in plan.prefill:
             launches.append((self._prefill.run, (plan.prefill[window],)))
         return launches

@@ -36,8 +36,9 @@ class DevicePlanner:
         group: int,
         head_dim: int,
         device: torch.device,
+        partials: tuple[Tensor, Tensor] | None = None,
     ) -> None:
-        """group: query heads per KV head, for the buffers of partial results.
+        """group, partials: query heads per KV head and memory, as for SplitPlan.allocate.
 
         Plans of greedy and fa3 are queued.  Raises ValueError for an unknown planner.
         """
@@ -54,6 +55,7 @@ class DevicePlanner:
             head_dim=head_dim,
             queued=planner != "stream-k",
             device=device,
+            partials=partials,
         )
 
     def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> SplitPlan:

@@ -45,6 +45,10 @@ class SplitPlanSpec:
         """Entries of `work` that a step of at most max_rows rows needs."""
         return max_rows * self.kv_heads + 2 * self.programs + 1
 
+    def partial_queries(self, max_rows: int, group: int) -> int:
+        """Packed queries of the partial results of such a step, `group` query heads a KV head."""
+        return self.capacity(max_rows) * self.max_q_len * group
+
 
 @dataclass(frozen=True, slots=True)
 class HostSplitPlan:
@@ -62,6 +66,11 @@ class HostSplitPlan:
     starts: Int32Array
     merges: Int32Array
     queued: bool  # work tiles are taken from a queue, longest first, not assigned to programs
+
+
+def partials_for(queries: int, head_dim: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Memory of partial results: outputs [queries, head_dim] and their lse [queries], float32."""
+    return torch.empty(queries, head_dim, device=device), torch.empty(queries, device=device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +104,16 @@ class SplitPlan:
         head_dim: int,
         queued: bool,
         device: torch.device,
+        partials: tuple[Tensor, Tensor] | None = None,
     ) -> SplitPlan:
-        """Buffers for steps of at most max_rows rows and `group` query heads per KV head."""
+        """Buffers for steps of at most max_rows rows and `group` query heads per KV head.
+
+        partials  memory of `partials_for`, shared by plans that never run at the same time; None:
+                  of its own
+        """
         capacity, queries = spec.capacity(max_rows), spec.max_q_len * group
+        count = spec.partial_queries(max_rows, group)
+        out, lse = partials or partials_for(count, head_dim, device)
 
         def ints(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -108,8 +124,8 @@ class SplitPlan:
             starts=ints(spec.programs + 1),
             merges=ints(spec.programs, 2),
             queue=ints(1),
-            partial_out=torch.empty(capacity, queries, head_dim, device=device),
-            partial_lse=torch.empty(capacity, queries, device=device),
+            partial_out=out[:count].view(capacity, queries, head_dim),
+            partial_lse=lse[:count].view(capacity, queries),
             queued=queued,
         )
 

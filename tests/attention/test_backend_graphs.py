@@ -94,11 +94,11 @@ def capture(step: GraphTestStep, backend: Backend, kv: KVPool, lengths: Lengths)
     return graph, out
 
 
-def random_lengths(draw: random.Random, decoding: bool) -> Lengths:
+def random_lengths(draw: random.Random, most_tokens: int) -> Lengths:
     lengths: Lengths = []
     room = TOKENS - ROWS
     for _ in range(draw.randint(1, ROWS)):
-        most = 1 if decoding else draw.choice([1, 1, 3, 40])
+        most = min(draw.choice([1, 1, 3, 8, 40]), most_tokens)
         q_len = draw.randint(1, 1 + min(most - 1, room))
         room -= q_len - 1
         lengths.append((q_len, draw.randint(q_len, LONGEST)))
@@ -107,19 +107,32 @@ def random_lengths(draw: random.Random, decoding: bool) -> Lengths:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("name", "planner"), [("flash1", "auto"), ("flash2", "auto"), ("flash2", "greedy")]
+    ("name", "planner"),
+    [
+        ("flash1", "auto"),
+        ("flash2", "auto"),
+        ("flash2", "greedy"),
+        ("batch-invariant", "auto"),
+    ],
 )
-def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(
+def test_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(
     name: str, planner: str
 ):
-    """One graph for rows that decode, one for any mix, each captured at one batch."""
+    """One graph for rows of a token, one for decode rows of up to eight, one for any mix with
+    prompts, each captured at one batch."""
     shape = Shape(
         heads=KV_HEADS * GROUP, kv_heads=KV_HEADS, head_dim=HEAD_DIM, page_size=PAGE,
         dtype=torch.bfloat16, kv_dtype=torch.bfloat16,
     )  # fmt: skip
     device = torch.device("cuda", torch.cuda.current_device())
     backend, eager = (
-        choose(device, name, shape, Capacity(rows=ROWS, tokens=TOKENS), split_planner=planner)
+        choose(
+            device,
+            name,
+            shape,
+            Capacity(rows=ROWS, tokens=TOKENS, row_tokens=8),
+            split_planner=planner,
+        )
         for _ in range(2)
     )
     pool = dict(
@@ -130,21 +143,22 @@ def test_two_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_i
     for mine, theirs in ((kv.k, other.k), (kv.v, other.v)):
         mine.normal_()
         theirs.copy_(mine)
-    alone, mixed = GraphTestStep.make(ROWS, ROWS), GraphTestStep.make(ROWS, TOKENS)
-    graphs = {
-        True: (alone, *capture(alone, backend, kv, [(1, 7), (1, 200)])),
-        False: (mixed, *capture(mixed, backend, kv, [(1, 20), (9, 30)])),
-    }
+    tokens = {1: ROWS, 8: TOKENS, 40: TOKENS}  # of a row at most -> of the step
+    captured = {1: [(1, 7), (1, 200)], 8: [(8, 20), (1, 9)], 40: [(1, 20), (9, 30)]}
+    graphs = {}
+    for most, lengths in captured.items():
+        step = GraphTestStep.make(ROWS, tokens[most])
+        graphs[most] = step, *capture(step, backend, kv, lengths)
     other.k.copy_(kv.k)
     other.v.copy_(kv.v)
     draw = random.Random(5)
     for replay in range(1000):
-        decoding = draw.random() < 0.5
-        lengths = random_lengths(draw, decoding)
-        step, graph, out = graphs[decoding]
+        most = draw.choice(list(graphs))
+        lengths = random_lengths(draw, most)
+        step, graph, out = graphs[most]
         step.take(lengths, draw)
         graph.replay()
-        expected = step.run(eager, other, lengths)
+        expected = step.run(eager, other, captured[most])
         count = sum(q_len for q_len, _ in lengths)
         assert torch.equal(out[:, :count], expected[:, :count]), (replay, lengths)
     assert torch.equal(kv.k, other.k) and torch.equal(kv.v, other.v)

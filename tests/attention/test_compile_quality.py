@@ -100,6 +100,28 @@ def test_the_hopper_decode_kernel_loads_by_tma_and_leaves_room(
     assert kernel["resident"] >= 2
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_step_of_one_token_a_row_runs_the_kernel_compiled_for_one(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """Whatever rows of several tokens need: not a bit of it may differ."""
+    kernels = [shipped[f"{call} {name}: _decode_hopper"] for call in ("decode_hopper", "flash2")]
+    assert kernels[0]["digest"] == kernels[1]["digest"]
+    several = shipped[f"decode_hopper {name}, 4 tokens of 4: _decode_hopper"]
+    assert several["digest"] != kernels[0]["digest"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_several_tokens_take_no_more_of_an_sm_until_they_need_a_larger_tile(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    one = shipped[f"decode_hopper {name}: _decode_hopper"]
+    four = shipped[f"decode_hopper {name}, 4 tokens of 4: _decode_hopper"]
+    for what in ("registers", "shared", "resident", "stack"):
+        assert four[what] == one[what]
+    assert count(four["hot"], "HMMA") == count(one["hot"], "HMMA")
+
+
 def test_the_hopper_decode_kernel_converts_float8_on_its_way_from_shared_memory(
     shipped: dict[str, dict[str, Any]],
 ):

@@ -66,9 +66,10 @@ def test_a_step_over_the_capacity_is_refused(limit: str, value: int, device: str
     ("rows", "decode", "prefill"),
     [
         (DECODING, True, False),
-        ([(2, 2), (9, 9)], False, True),
-        ([(2, 2), (1, 9)], True, True),
-        (MIXED, True, True),
+        ([(2, 2), (8, 9), (1, 7)], True, False),  # two heads of eight tokens fill a tile of 16
+        ([(9, 9), (20, 31)], False, True),
+        ([(2, 2), (9, 9)], True, True),
+        (MIXED, True, False),
     ],
 )
 def test_only_the_kernels_that_a_step_needs_are_planned(rows, decode, prefill, device: str):

@@ -62,6 +62,7 @@ for prediction in predicted_kernels(EngineConfig(model=sys.argv[1]), (9, 0)):
     process.begin(prediction)
 
 from tests.support.kernels.compile_for_hopper import CompileOnly
+from tests.support.kernels.shipped_attention import *
 from tests.support.kernels.shipped_kernels import *
 from attention.common import dependent_launch
 from runtime.precompile.compiling import compiling_only

@@ -12,6 +12,7 @@ Needs Triton for Linux on x86-64; TRITON_INTERPRET must not be set.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import subprocess
@@ -95,6 +96,7 @@ def describe(name: str, metadata: Any, cubin: bytes) -> dict[str, Any]:
     operations, hot = instructions(sass)
     return {
         "name": name,
+        "digest": hashlib.sha256(cubin).hexdigest(),
         "registers": registers,
         "stack": stack,
         "shared": metadata.shared,

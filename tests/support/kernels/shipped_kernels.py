@@ -6,22 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor
 
-from attention.batch_invariant.kernel import batch_invariant_attention, batch_invariant_config
-from attention.batch_invariant.plan import BatchInvariantSpec
-from attention.batch_invariant.plan_device import BatchInvariantPlanner
-from attention.common.flash1 import flash1
-from attention.common.kernel_inputs import KernelInputs
-from attention.common.write_kv import write_kv
-from attention.decode.decode import decode
-from attention.decode.decode_hopper import decode_hopper
-from attention.planner.device_planner import DevicePlanner
-from attention.planner.prefill_tiles import TilePlan, TileSpec
-from attention.planner.prefill_tiles_device import DeviceTiler
-from attention.planner.split_plan import SplitPlan, SplitPlanSpec
-from attention.prefill.prefill import prefill, prefill_config
-from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGemm, SplitK
@@ -37,105 +22,20 @@ from runtime.sampling.kernels.logprobs import ScoredRows, score
 from runtime.sampling.kernels.sample import sample
 from runtime.sampling.logprobs import LogprobsTensors
 from runtime.sampling.state import ROW_WORDS, SamplerState
-
-META = torch.device("meta")
-BF16, FP8, FP32, INT32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32, torch.int32
-PAGES, PAGE, KV_HEADS, GROUP, ROWS, TOKENS = 4096, 16, 8, 4, 64, 2048
-
-
-def tensor(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device=META)
-
-
-class ShippedStep:
-    """The tensors of a step of Llama 3's heads: 32 of queries, 8 of keys and values."""
-
-    def __init__(self, head_dim: int, kv_dtype: torch.dtype) -> None:
-        self.q = tensor(TOKENS, KV_HEADS * GROUP, head_dim)
-        self.out, self.lse = torch.empty_like(self.q), tensor(TOKENS, KV_HEADS * GROUP, dtype=FP32)
-        self.k = tensor(PAGES, KV_HEADS, PAGE, head_dim, dtype=kv_dtype)
-        self.table = tensor(ROWS, 512, dtype=INT32)
-        scales = tensor(KV_HEADS, dtype=FP32) if kv_dtype == FP8 else None
-        self.scales = {"k_scale": scales, "v_scale": scales}
-        self.inputs = KernelInputs(
-            self.q, self.k, self.k, self.table, self.out, self.lse,
-            scale=head_dim**-0.5, **self.scales,
-        )  # fmt: skip
-
-
-def split_plan(head_dim: int, programs: int) -> SplitPlan:
-    return SplitPlan.allocate(
-        SplitPlanSpec(kv_heads=KV_HEADS, programs=programs),
-        max_rows=ROWS,
-        group=GROUP,
-        head_dim=head_dim,
-        queued=False,
-        device=META,
-    )
-
-
-def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 264)
-    decode(step.inputs, plan)
-
-
-def call_decode_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, plan = ShippedStep(head_dim, kv_dtype), split_plan(head_dim, 132)
-    decode_hopper(step.inputs, plan)
-
-
-def tile_spec(block_m: int, block_n: int, ctas_per_sm: int = 1) -> TileSpec:
-    return TileSpec(
-        kv_heads=KV_HEADS,
-        group=GROUP,
-        programs=132 * ctas_per_sm,
-        block_m=block_m,
-        block_n=block_n,
-    )
-
-
-def tile_plan(spec: TileSpec, head_dim: int) -> TilePlan:
-    return TilePlan.allocate(spec, max_tokens=TOKENS, max_rows=ROWS, head_dim=head_dim, device=META)
-
-
-def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = ShippedStep(head_dim, kv_dtype), prefill_config(head_dim, BF16)
-    tiles = tile_plan(tile_spec(config.block_m, config.block_n, config.ctas_per_sm), head_dim)
-    prefill(step.inputs, tiles)
-
-
-def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim)
-    tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
-    prefill_hopper(step.inputs, tiles)
-
-
-def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step = ShippedStep(head_dim, kv_dtype)
-    cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
-    flash1(step.inputs, cu_seqlens_q, cache_seqlens)
-
-
-def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = ShippedStep(head_dim, kv_dtype), batch_invariant_config(head_dim, BF16)
-    spec = BatchInvariantSpec(
-        kv_heads=KV_HEADS,
-        group=GROUP,
-        programs=132 * config.ctas_per_sm,
-        block_m=config.block_m,
-        split=config.split,
-    )
-    planner = BatchInvariantPlanner(
-        spec, max_tokens=TOKENS, max_rows=256, head_dim=head_dim, device=META
-    )
-    plan = planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
-    batch_invariant_attention(step.inputs, plan)
-
-
-def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step = ShippedStep(head_dim, kv_dtype)
-    new = tensor(TOKENS, KV_HEADS, head_dim)
-    write_kv(new, new, step.k, step.k, tensor(TOKENS, dtype=torch.int64), **step.scales)
+from tests.support.kernels.shipped_attention import (
+    ATTENTION,
+    BF16,
+    FP32,
+    GROUP,
+    INT32,
+    KV_HEADS,
+    META,
+    ROWS,
+    TENSORS,
+    TOKENS,
+    ShippedStep,
+    tensor,
+)
 
 
 def call_qk_norm_rope_write(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
@@ -174,25 +74,6 @@ def call_silu(tokens: int) -> None:
 def call_embed(tokens: int) -> None:
     ids = tensor(tokens, dtype=torch.int64)
     embed(ids, ids, tensor(1000, 4096), tensor(4096), 1e-6, tensor(64, dtype=FP32), 1.0)
-
-
-def call_planner() -> None:
-    planner = DevicePlanner(
-        SplitPlanSpec(kv_heads=KV_HEADS, programs=132),
-        "stream-k",
-        max_rows=256,
-        group=GROUP,
-        head_dim=128,
-        device=META,
-    )
-    planner.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
-
-
-def call_tiler() -> None:
-    tiler = DeviceTiler(
-        tile_spec(128, 128), max_tokens=TOKENS, max_rows=256, head_dim=128, device=META
-    )
-    tiler.plan(tensor(257, dtype=INT32), tensor(256, dtype=INT32))
 
 
 def call_prepare() -> None:
@@ -247,8 +128,7 @@ def call_constrained(dtype: torch.dtype) -> None:
 
 
 SHIPPED: dict[str, Callable[[], None]] = {
-    "planner": call_planner,
-    "tiler": call_tiler,
+    **ATTENTION,
     "prepare": call_prepare,
     "swiglu bf16": partial(call_swiglu, BF16),
     "swiglu fp16": partial(call_swiglu, torch.float16),
@@ -269,17 +149,8 @@ for rows in BUCKETS[1:]:
             SHIPPED[name] = partial(call_gemm, gemm, rows)
 for rows in (16, 128, 512, 4096):
     SHIPPED[f"batch_invariant_gemm at {rows}"] = partial(call_batch_invariant_gemm, rows)
-for head_dim, kv_dtype in ((128, BF16), (64, BF16), (128, FP8)):
-    name = f"d{head_dim} {'fp8' if kv_dtype == FP8 else 'bf16'}"
-    SHIPPED[f"decode {name}"] = partial(call_decode, head_dim, kv_dtype)
-    SHIPPED[f"prefill {name}"] = partial(call_prefill, head_dim, kv_dtype)
-    SHIPPED[f"flash1 {name}"] = partial(call_flash1, head_dim, kv_dtype)
-    SHIPPED[f"batch_invariant {name}"] = partial(call_batch_invariant, head_dim, kv_dtype)
-    SHIPPED[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
+for name, (head_dim, kv_dtype) in TENSORS.items():
     for tokens in (1, TOKENS):
         SHIPPED[f"qk_norm_rope_write {name} at {tokens}"] = partial(
             call_qk_norm_rope_write, head_dim, kv_dtype, tokens
         )
-    SHIPPED[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
-    if kv_dtype != FP8:
-        SHIPPED[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
