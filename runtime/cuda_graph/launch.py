@@ -49,6 +49,11 @@ class Bucket(NamedTuple):
     rows: int
     decode: bool
 
+    @property
+    def row_tokens(self) -> int:
+        """The most tokens that a row has."""
+        return self.tokens // self.rows if self.decode else self.tokens
+
 
 class Buckets:
     """All buckets of a server with at most max_rows rows and max_tokens tokens a step.
@@ -58,7 +63,7 @@ class Buckets:
 
     def __init__(self, max_rows: int, max_tokens: int, row_tokens: int = 1) -> None:
         assert max_rows * row_tokens <= max_tokens
-        self._max_tokens, self._row_tokens = max_tokens, row_tokens
+        self._max_tokens, self.row_tokens = max_tokens, row_tokens
         self._decode = _cut(decode_sizes(max_rows), max_rows)
         self._rows = _cut(FEW_ROWS, max_rows)
         self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
@@ -69,9 +74,12 @@ class Buckets:
         most = self._decode[-1]
         return [Bucket(self._max_tokens, most, False), self._decode_bucket(most)]
 
-    def fit(self, tokens: int, rows: int) -> Bucket:
-        """The smallest bucket for a step of this many tokens and rows."""
-        if tokens == rows * self._row_tokens:
+    def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
+        """The smallest bucket for a step of this many tokens and rows.
+
+        longest: the tokens of the row with the most, if decode rows may have more than one
+        """
+        if tokens == rows * self.row_tokens and longest <= self.row_tokens:
             return self._decode_bucket(self._decode[bisect_left(self._decode, rows)])
         if tokens > self._mixed[-1]:
             padded = min(-(-tokens // TILE) * TILE, self._max_tokens)
@@ -81,7 +89,7 @@ class Buckets:
         return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
 
     def _decode_bucket(self, rows: int) -> Bucket:
-        return Bucket(rows * self._row_tokens, rows, True)
+        return Bucket(rows * self.row_tokens, rows, True)
 
     def _rows_of(self, tokens: int) -> list[int]:
         """The row counts that mixed steps of this many tokens are padded to."""
@@ -165,12 +173,13 @@ class LaunchPlanner:
     def plan(self, batch: Batch, *, all_hidden_states: bool) -> StepLaunch:
         """The launch of a batch."""
         capture = self._most_missed() if self._missed else None
-        bucket = self.fit(len(batch.tokens), len(batch.slots))
+        longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
+        bucket = self.fit(len(batch.tokens), len(batch.slots), longest)
         return StepLaunch(batch, bucket, capture, all_hidden_states)
 
-    def fit(self, tokens: int, rows: int) -> Bucket:
-        """The bucket that a step of this many tokens and rows is padded to."""
-        best = self._buckets.fit(tokens, rows)
+    def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
+        """The bucket that a step of this many tokens and rows is padded to; as Buckets.fit."""
+        best = self._buckets.fit(tokens, rows, longest)
         if best in self._captured or not self._captured:
             return best
         graphs, found = self._fit_cache.get(best, (0, best))

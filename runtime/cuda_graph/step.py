@@ -95,10 +95,10 @@ class GraphStep:
             page_size=self.kv.page_size,
         )
         meta = self._backend.plan(inp.meta, self.kv)
-        # If all rows decode, every token is the last of its row.
-        alone = None if bucket.decode or all_hidden_states else ends
+        one_token = bucket.row_tokens == 1  # every token is the last of its row
+        alone = None if one_token or all_hidden_states else ends
         hidden = self._model(replace(inp, meta=meta, ends=alone))
-        of_rows = hidden if bucket.decode or not all_hidden_states else hidden.index_select(0, ends)
+        of_rows = hidden if one_token or not all_hidden_states else hidden.index_select(0, ends)
         logits = self._model.logits(of_rows)
         sample(
             logits,
@@ -113,15 +113,16 @@ class GraphStep:
     def _input(self, layout: Layout) -> ModelInput:
         """The model's input as views of the buffers.  Host lengths are the bucket's, not a step's:
         a mixed one has rows of all kinds, so that the back end prepares for all."""
-        tokens, rows, decode = layout.bucket
+        bucket = layout.bucket
+        tokens, rows, decode = bucket
         meta = AttentionMetadata(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
             cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
             page_table=self._row_pages[:rows],
             slot_mapping=self._slot_mapping[:tokens],
-            max_seqlen_q=1 if decode else tokens,
-            decode_rows=rows if decode else 0,
-            q_lens=(1,) * rows if decode else (0,) * rows,
+            max_seqlen_q=bucket.row_tokens,
+            decode_rows=rows if bucket.row_tokens == 1 else 0,
+            q_lens=(bucket.row_tokens if decode else 0,) * rows,
             kv_lens=(0,) * rows,
         )
         return ModelInput(

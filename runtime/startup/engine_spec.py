@@ -142,7 +142,11 @@ class EngineSpec:
         )
 
     def backend(self, resolved: ResolvedConfig) -> Backend:
-        capacity = Capacity(rows=resolved.max_num_seqs, tokens=resolved.max_batched_tokens)
+        capacity = Capacity(
+            rows=resolved.max_num_seqs,
+            tokens=resolved.max_batched_tokens,
+            row_tokens=resolved.max_tokens_per_row,
+        )
         return build(self.choice, self.shape, capacity, self.device)
 
     def kv_pool(self, pages: int, resolved: ResolvedConfig) -> KVPool:

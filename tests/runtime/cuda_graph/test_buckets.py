@@ -67,3 +67,11 @@ def test_decode_rows_of_several_tokens_have_buckets_of_their_own() -> None:
     assert {bucket.rows for bucket in buckets.startup_set() if bucket.decode} == {
         1, 2, 4, 8, 16, 32, 64
     }  # fmt: skip
+
+
+def test_a_prompt_does_not_pass_for_decode_rows_of_several_tokens() -> None:
+    """With four tokens a decode row, one row of one token and one of seven have eight, too."""
+    buckets = Buckets(64, 2048, row_tokens=4)
+    assert buckets.fit(8, 2, longest=4) == Bucket(8, 2, True)
+    assert buckets.fit(8, 2, longest=7) == Bucket(16, 16, False)
+    assert Bucket(8, 2, True).row_tokens == 4 and Bucket(16, 16, False).row_tokens == 16
