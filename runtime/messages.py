@@ -131,6 +131,17 @@ STEP_SECONDS_EDGES = (
 STEP_TOKENS_EDGES = tuple(float(2**power) for power in range(15))
 
 
+class GraphCounts(Struct):
+    """What an executor counts of its CUDA graphs, since it was loaded."""
+
+    captures: int = 0
+    steps_without: int = 0
+    steps_in_larger: int = 0  # in one for more tokens or rows: there was none of their own size
+
+    def reset(self) -> None:
+        self.captures = self.steps_without = self.steps_in_larger = 0
+
+
 class Stats(Struct, frozen=True, array_like=True):
     """Current gauges, and counters since the engine started."""
 
@@ -149,6 +160,9 @@ class Stats(Struct, frozen=True, array_like=True):
     step_seconds_sum: float = 0.0
     step_tokens_counts: tuple[int, ...] = ()
     step_tokens_sum: int = 0
+    steps_without_graph: int = 0
+    steps_in_larger_graph: int = 0  # there was none of their own size yet
+    graphs_captured_while_decoding: int = 0  # each would delay those rows: always 0
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):

@@ -11,7 +11,14 @@ from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buffers import Layout, OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
-from runtime.cuda_graph.launch import Bucket, Buckets, LaunchPlanner, StepLaunch
+from runtime.cuda_graph.launch import (
+    Bucket,
+    Buckets,
+    CaptureLaunch,
+    Launch,
+    LaunchPlanner,
+    StepLaunch,
+)
 from runtime.cuda_graph.step import GraphStep, StepTensors
 from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
@@ -57,14 +64,13 @@ class GraphExecutor:
             buckets=self._buckets,
         )
         self.graphs = Graphs(self._step.run, self._dry_run, device)
-        # Steps of few tokens come first: without a graph, launches are most of their time.
-        order = sorted(self._buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows))
         self.planner = LaunchPlanner(
             self._buckets,
             self.graphs.captured,
             free_bytes=lambda: free_bytes(device),
-            uncaptured=order if device.type == "cuda" else [],
+            uncaptured=self._buckets.graphs() if device.type == "cuda" else [],
         )
+        self.graph_counts = self.planner.counts
         self._outputs: StepTensors | None = None
         self._row_outputs: OutputCopy | None = None
         self._deferred: DeferredRows | None = None
@@ -95,14 +101,17 @@ class GraphExecutor:
         """Capture the graphs that a server has before its first request."""
         startup_set = set(self._buckets.startup_set())
         for bucket in self._buckets.graphs():
-            if bucket in startup_set:
-                self._capture(self.planner.take(bucket, needs_room=False))
+            launch = self.planner.take(bucket, needs_room=False) if bucket in startup_set else None
+            if launch is not None:
+                self.run(launch)
 
     # The Executor protocol.
 
     def prepare(self) -> bool:
         """Capture one more CUDA graph, in a tenth of a second.  True if others are left."""
-        self._capture(self.planner.next_capture())
+        launch = self.planner.next_capture()
+        if launch is not None:
+            self.run(launch)
         return not self.planner.is_complete
 
     def forward(self, batch: Batch) -> None:
@@ -125,9 +134,11 @@ class GraphExecutor:
         )
 
     @torch.inference_mode()
-    def run(self, launch: StepLaunch) -> None:
+    def run(self, launch: Launch) -> None:
         """Queue a launch, which nothing but earlier launches influences."""
-        self._capture(launch.capture)
+        if isinstance(launch, CaptureLaunch):
+            self._capture(launch.bucket)
+            return
         batch, layout = launch.batch, Layout.of(launch.bucket)
         for row in batch.new_rows:
             self._prompts.reset(row)
@@ -160,17 +171,16 @@ class GraphExecutor:
             )
 
     def _run_step(self, launch: StepLaunch) -> StepTensors:
-        """From the bucket's graph if it has one and the last tokens' hidden states suffice."""
-        captured = self.graphs.captured.get(launch.bucket)
-        if captured is None or launch.all_hidden_states:
+        """From the bucket's graph; without, if it could be captured elsewhere and not here."""
+        captured = self.graphs.captured.get(launch.bucket) if launch.graph else None
+        if captured is None:
             return self._step.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
         captured.graph.replay()
         return captured.outputs
 
-    def _capture(self, bucket: Bucket | None) -> None:
+    def _capture(self, bucket: Bucket) -> None:
         """Capture a graph; if that fails, steps of the remaining buckets run without."""
-        if bucket is None:
-            return
+        self.graph_counts.captures += 1
         try:
             self.graphs.capture(bucket)
         except RuntimeError as error:  # out of memory, or an operation that cannot be captured

@@ -1,7 +1,12 @@
-"""Launches: what each step runs, decided once.
+"""Launches: what each step runs, and when a graph is captured, decided once.
 
-A StepLaunch is plain data.  Whoever runs the same launches in the same order, another GPU's process
+A launch is plain data.  Whoever runs the same launches in the same order, another GPU's process
 for one, does the same work: it looks at no clock and at no free memory of its own.
+
+No step captures a graph, since a capture would delay every row that decodes, by up to 90 ms with 36
+layers: a step whose size has no graph runs in a larger one or without, whichever is predicted to be
+shorter, and the missing ones are captured by launches of their own, which Engine.prepare asks for
+when no request is there (docs/lab/step.md says why not beside the steps).
 
 Steps are padded to buckets, so that few CUDA graphs serve all of them.  Decode steps, in which
 every row has one token, have buckets of their own: they need no prefill kernels, and there is one
@@ -12,14 +17,14 @@ a step keeps the device busy for longer than queueing it takes.
 from __future__ import annotations
 
 import logging
-import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import NamedTuple
 
 from msgspec import Struct
 
+from runtime.messages import GraphCounts
 from runtime.scheduler.batch import Batch
 
 MAX_MIXED = 2048  # tokens of a graph
@@ -28,13 +33,10 @@ TILE = 128  # rows of a tile of a large GEMM
 FEW_ROWS = (32, 128, 256)
 FEW_TOKENS = 512  # in a larger step, logits of fewer rows than MANY_ROWS are a small part
 MANY_ROWS = 128
-# Padding to at most this many times the tokens is better than a step without a graph.
+# Without a graph, a step is predicted to take as long as one of MAX_PADDING times its tokens, or of
+# SMALL tokens, with a graph.  Up to SMALL tokens the device's time is that of reading the weights.
 MAX_PADDING = 2
-SMALL = 64  # tokens: up to here a step takes about the time of reading the weights
-# Under load, a bucket missed MISSES times gets its graph, one every SECONDS_APART: a capture
-# delays all requests, by some 90 ms with 36 layers.
-MISSES = 16
-SECONDS_APART = 3.0
+SMALL = 64
 # Free memory, besides a graph's own, below which nothing more is captured.  Steps without a graph
 # need none of it: startup/memory_profile.py has run the largest, whose memory PyTorch keeps.
 RESERVE_BYTES = 64 << 20
@@ -108,9 +110,10 @@ class Buckets:
         """Those of `graphs` that are captured before the first request.
 
         Mixed steps of all sizes: padding a long prompt to a power of two could double its time.
-        Decode steps in powers of two: reading the weights takes most of their time.
+        Decode steps in powers of two: reading the weights takes most of their time.  So a step of
+        at most MAX_MIXED tokens has one of at most twice its tokens, or of SMALL, from the start.
         """
-        sizes = {self._decode[-1], *(1 << power for power in range(9))}
+        sizes = {self._decode[-1], *(1 << power for power in range(10))}
         most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
         return [
             bucket
@@ -137,16 +140,25 @@ def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
 
 
 class StepLaunch(Struct, frozen=True, eq=False):
-    """One step: first `capture` gets its graph, if it names a bucket, then the batch runs."""
+    """One step."""
 
     batch: Batch
     bucket: Bucket  # what the batch is padded to
-    capture: Bucket | None
+    graph: bool  # it replays the bucket's graph
     all_hidden_states: bool  # a prompt of the batch needs those of all its tokens
 
 
+class CaptureLaunch(Struct, frozen=True):
+    """The capture of a graph: before the first request, or while there is none."""
+
+    bucket: Bucket
+
+
+Launch = StepLaunch | CaptureLaunch
+
+
 class LaunchPlanner:
-    """Chooses each step's bucket, and which graph is captured when."""
+    """Chooses each step's bucket, and which graph is captured next."""
 
     def __init__(
         self,
@@ -154,76 +166,81 @@ class LaunchPlanner:
         captured: Collection[Bucket],
         *,
         free_bytes: Callable[[], int],
-        uncaptured: list[Bucket],
-        clock: Callable[[], float] = time.monotonic,
+        uncaptured: Iterable[Bucket],
     ) -> None:
         """captured: the buckets that have a graph, kept up to date by their owner.
 
-        uncaptured: those that may get one, the next one last; free_bytes: of the device's memory.
+        uncaptured: those that may get one; free_bytes: of the device's memory.
         """
         self.bytes_per_graph = 0  # of a graph other than the largest
+        self.counts = GraphCounts()
         self._buckets, self._captured, self._free_bytes = buckets, captured, free_bytes
-        self._uncaptured = uncaptured
-        self._clock = clock
-        # What `fit` found for a bucket, and how many graphs there were then.
-        self._fit_cache: dict[Bucket, tuple[int, Bucket]] = {}
-        self._missed: Counter[Bucket] = Counter()
-        self._next_missed = 0.0  # by the clock
+        self._uncaptured = set(uncaptured)
+        # What `_with_graph` found for a bucket, and how many graphs there were then.
+        self._larger_cache: dict[Bucket, tuple[int, Bucket]] = {}
+        self._missed: Counter[Bucket] = Counter()  # steps that had no graph of their own size
 
     def plan(self, batch: Batch, *, all_hidden_states: bool) -> StepLaunch:
         """The launch of a batch."""
-        capture = self._most_missed() if self._missed else None
         longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
-        bucket = self.fit(len(batch.tokens), len(batch.slots), longest)
-        return StepLaunch(batch, bucket, capture, all_hidden_states)
+        best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest)
+        bucket = self._with_graph(best)
+        graph = bucket in self._captured and not all_hidden_states
+        if not graph:
+            self.counts.steps_without += 1
+        elif bucket != best:
+            self.counts.steps_in_larger += 1
+        if best in self._uncaptured:
+            self._missed[best] += 1
+        return StepLaunch(batch, bucket, graph, all_hidden_states)
 
     def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
         """The bucket that a step of this many tokens and rows is padded to; as Buckets.fit."""
-        best = self._buckets.fit(tokens, rows, longest)
+        return self._with_graph(self._buckets.fit(tokens, rows, longest))
+
+    def _with_graph(self, best: Bucket) -> Bucket:
+        """The bucket with which a step that fits `best` is predicted to be shortest.
+
+        Without a graph that is `best` itself.
+        """
         if best in self._captured or not self._captured:
             return best
-        graphs, found = self._fit_cache.get(best, (0, best))
+        graphs, found = self._larger_cache.get(best, (0, best))
         if graphs != len(self._captured):
-            found = self._next_larger(best)
-            self._fit_cache[best] = len(self._captured), found
-        # Padding the rows of a mixed step costs too little to be worth another capture.
-        if best in self._uncaptured and (found.tokens > best.tokens or found == best):
-            self._missed[best] += 1
+            fitting = [bucket for bucket in self._captured if _serves(bucket, best)]
+            found = min(fitting, default=best)
+            self._larger_cache[best] = len(self._captured), found
         return found
 
-    def _next_larger(self, best: Bucket) -> Bucket:
-        """The smallest bucket with a graph that holds `best`; `best` itself if there is none."""
-        most = max(MAX_PADDING * best.tokens, SMALL)
-        fitting = [
-            bucket
-            for bucket in self._captured
-            if best.tokens <= bucket.tokens <= most
-            and best.rows <= bucket.rows
-            and best.decode == bucket.decode
-        ]
-        return min(fitting, default=best)
-
-    def _most_missed(self) -> Bucket | None:
-        """The bucket that recent steps missed most, if it is worth the capture now."""
-        if self._clock() < self._next_missed:
+    def next_capture(self) -> CaptureLaunch | None:
+        """The graph to capture now that there is no request."""
+        if not self._uncaptured:
             return None
-        [(bucket, count)] = self._missed.most_common(1)
-        if count < MISSES:
-            return None
-        self._missed.clear()
-        self._next_missed = self._clock() + SECONDS_APART
-        return self.take(bucket)
+        sizes = {bucket: self._predicted_tokens(bucket) for bucket in self._uncaptured}
 
-    def next_capture(self) -> Bucket | None:
-        """The graph to capture in an idle moment."""
-        return self.take(self._uncaptured[-1]) if self._uncaptured else None
+        def worth(bucket: Bucket) -> tuple[int, int, bool, int, int]:
+            """Padding that the graph would save in the steps so far and in one of every size."""
+            saved = sum(
+                (tokens - bucket.tokens) * (1 + self._missed[size])
+                for size, tokens in sizes.items()
+                if bucket.tokens < tokens and _serves(bucket, size)
+            )
+            tokens, rows, decode = bucket
+            return saved, self._missed[bucket], decode, -tokens, -rows
 
-    def take(self, bucket: Bucket, *, needs_room: bool = True) -> Bucket | None:
-        """The bucket if it may be captured now; it is not returned again."""
+        return self.take(max(self._uncaptured, key=worth))
+
+    def _predicted_tokens(self, best: Bucket) -> int:
+        """A step that fits `best` now takes as long as one of so many tokens with a graph."""
+        found = self._with_graph(best)
+        return found.tokens if found in self._captured else _tokens_without_graph(best)
+
+    def take(self, bucket: Bucket, *, needs_room: bool = True) -> CaptureLaunch | None:
+        """The bucket's capture if it may be captured now; it is not returned again."""
         if bucket not in self._uncaptured or (needs_room and not self._has_room()):
             return None
         self._uncaptured.remove(bucket)
-        return bucket
+        return CaptureLaunch(bucket)
 
     @property
     def is_complete(self) -> bool:
@@ -235,7 +252,7 @@ class LaunchPlanner:
         if self._free_bytes() >= RESERVE_BYTES + 2 * self.bytes_per_graph:
             return True
         log.warning("GPU memory is short: steps of %d sizes have no graph", len(self._uncaptured))
-        self._uncaptured = []
+        self._uncaptured.clear()
         return False
 
     def give_up(self, what: str, error: RuntimeError) -> None:
@@ -244,4 +261,18 @@ class LaunchPlanner:
             "%s could not be captured, %d sizes run without a graph: %s",
             *(what, len(self._uncaptured), error),
         )
-        self._uncaptured = []
+        self._uncaptured.clear()
+
+
+def _serves(bucket: Bucket, best: Bucket) -> bool:
+    """Whether a step that fits `best` runs in a graph of `bucket` rather than without one."""
+    return (
+        best.tokens <= bucket.tokens <= _tokens_without_graph(best)
+        and best.rows <= bucket.rows
+        and best.decode == bucket.decode
+    )
+
+
+def _tokens_without_graph(best: Bucket) -> int:
+    """A step without a graph is predicted to take as long as one of so many tokens with one."""
+    return max(MAX_PADDING * best.tokens, SMALL)

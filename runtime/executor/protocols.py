@@ -10,6 +10,7 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from model_zoo.inputs import ModelInput
 from runtime.executor.pending import DevicePendingOutput
+from runtime.messages import GraphCounts
 from runtime.scheduler.batch import Batch, Masks
 
 
@@ -31,6 +32,7 @@ class DeviceExecutor(Protocol):
     """An Executor (runtime/engine/loop.py) that start-up can size: TorchExecutor, GraphExecutor."""
 
     overlap: bool
+    graph_counts: GraphCounts
 
     def forward(self, batch: Batch) -> None: ...
 

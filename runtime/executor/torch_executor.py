@@ -18,6 +18,7 @@ from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.transfers import upload
+from runtime.messages import GraphCounts
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.scheduler.batch import Batch, Int64Array, Masks
 
@@ -38,6 +39,7 @@ class TorchExecutor:
         assert resolved.max_tokens_per_row == 1, "a step samples one token a row"
         # A CPU has finished a step when the call returns, so nothing could overlap with it.
         self.overlap = device.type == "cuda"
+        self.graph_counts = GraphCounts()  # it has none
         self._model, self._kv, self._backend = model, kv, backend
         self._slots = SlotTables(resolved.max_num_seqs, resolved.max_pages_per_seq, device)
         self._sampler = choose_sampler(vocab_size, self._slots)

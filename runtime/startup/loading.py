@@ -71,6 +71,7 @@ def load(
             parts.executor.capture_startup_set()
             parts.profiler.keep_peak_memory()
             timeline.mark("graphs")
+    parts.executor.graph_counts.reset()  # of the steps above
     return Loaded(parts.executor, parts.resolved, _ready(epoch, engine_spec, parts, timeline))
 
 

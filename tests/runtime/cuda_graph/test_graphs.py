@@ -13,8 +13,16 @@ from attention.reference import ReferenceBackend
 from runtime.cuda_graph import graphs as module
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph, Graphs
-from runtime.cuda_graph.launch import MISSES, RESERVE_BYTES, SECONDS_APART, Bucket, LaunchPlanner
+from runtime.cuda_graph.launch import (
+    RESERVE_BYTES,
+    SMALL,
+    Bucket,
+    Buckets,
+    LaunchPlanner,
+    StepLaunch,
+)
 from runtime.cuda_graph.step import StepTensors
+from runtime.messages import GraphCounts
 from runtime.scheduler.batch import make_batch
 from tests.support.engine.fake_model import resolved
 
@@ -43,16 +51,14 @@ class FakeExecutor:
             backend=ReferenceBackend(),
             device=CPU,
         )
-        self.now, self.free = 100.0, RESERVE_BYTES
+        self.free = RESERVE_BYTES
         planner = self.executor.planner = LaunchPlanner(
             self.executor._buckets,
             self.executor.graphs.captured,
             free_bytes=lambda: self.free,
-            uncaptured=sorted(
-                self.executor._buckets.graphs(), key=lambda b: (b.decode, -b.tokens, -b.rows)
-            ),
-            clock=lambda: self.now,
+            uncaptured=self.executor._buckets.graphs(),
         )
+        self.executor.graph_counts = planner.counts
         self.planner = planner
         self.captured = self.executor.graphs.captured
         monkeypatch.setattr(self.executor.graphs, "capture", self.capture)
@@ -65,12 +71,9 @@ class FakeExecutor:
     def fit(self, tokens: int, rows: int) -> Bucket:
         return self.planner.fit(tokens, rows)
 
-    def launch(self, tokens: int, rows: int) -> Bucket:
-        """The bucket of a step, after what it captures."""
+    def step(self, tokens: int, rows: int, *, all_hidden_states: bool = False) -> StepLaunch:
         batch = make_batch(slots=[0] * rows, tokens=[0] * tokens)
-        launch = self.planner.plan(batch, all_hidden_states=False)
-        self.executor._capture(launch.capture)
-        return launch.bucket
+        return self.planner.plan(batch, all_hidden_states=all_hidden_states)
 
 
 @pytest.fixture
@@ -104,22 +107,58 @@ def test_rows_that_decode_and_prompts_have_graphs_of_their_own(graphs: FakeExecu
     assert graphs.fit(20, 19) == Bucket(32, 32, False)
 
 
-def test_a_loaded_server_captures_what_it_misses_most(graphs: FakeExecutor) -> None:
+def test_no_step_captures_a_graph_however_often_it_is_missed(graphs: FakeExecutor) -> None:
     graphs.executor.capture_startup_set()
-    known = len(graphs.captured)
+    known, before = set(graphs.captured), graphs.executor.graph_counts.captures
+    for _ in range(200):
+        for rows in (3, 17, 200):
+            assert graphs.step(rows, rows).graph, "in the next larger one"
+    assert set(graphs.captured) == known and graphs.executor.graph_counts.captures == before
 
-    for _ in range(MISSES):
-        graphs.launch(16, 16)
-        graphs.launch(17, 17)
-    assert len(graphs.captured) == known
-    graphs.launch(17, 17)
+
+def test_no_step_that_could_have_a_graph_runs_without_from_the_start_on() -> None:
+    for rows in (1, 5, 256, 300, 700, 1024):
+        buckets = Buckets(rows, 8192)
+        captured = set(buckets.startup_set())
+        planner = LaunchPlanner(
+            buckets, captured, free_bytes=lambda: RESERVE_BYTES, uncaptured=buckets.graphs()
+        )
+        for best in buckets.graphs():
+            found = planner.fit(best.tokens, best.rows)
+            assert found in captured, (best, found)
+            assert found.tokens <= max(2 * best.tokens, SMALL)
+
+
+def test_the_first_idle_moment_goes_to_the_size_that_is_padded_most(graphs: FakeExecutor) -> None:
+    graphs.executor.capture_startup_set()
+    graphs.executor.prepare()
+    assert graphs.fit(130, 130) == Bucket(192, 192, True)
+    for _ in range(2):
+        graphs.executor.prepare()
+    assert graphs.fit(65, 65) == Bucket(96, 96, True)
+
+
+def test_an_idle_moment_goes_to_what_the_load_before_has_missed(graphs: FakeExecutor) -> None:
+    graphs.executor.capture_startup_set()
+    for _ in range(1000):
+        graphs.step(17, 17)
+    graphs.executor.prepare()
     assert graphs.fit(17, 17) == Bucket(17, 17, True)
-    for _ in range(5 * MISSES):
-        graphs.launch(200, 200)
-    assert len(graphs.captured) == known + 1, "the next one waits for some seconds"
-    graphs.now += SECONDS_APART
-    graphs.launch(200, 200)
-    assert graphs.fit(200, 200) == Bucket(200, 200, True)
+
+
+def test_steps_in_a_larger_graph_and_without_one_are_counted(graphs: FakeExecutor) -> None:
+    graphs.executor.capture_startup_set()
+    counts = graphs.executor.graph_counts
+    assert counts.captures == len(graphs.captured)
+    counts.reset()
+    graphs.step(16, 16)
+    assert counts == GraphCounts()
+    graphs.step(17, 17)
+    graphs.step(200, 3)
+    assert counts == GraphCounts(steps_in_larger=2)
+    graphs.step(4096, 3)
+    launch = graphs.step(16, 16, all_hidden_states=True)
+    assert not launch.graph and counts == GraphCounts(steps_in_larger=2, steps_without=2)
 
 
 def test_nothing_is_captured_when_memory_is_short(graphs: FakeExecutor) -> None:
@@ -140,10 +179,8 @@ def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
         raise torch.OutOfMemoryError("no memory left")
 
     monkeypatch.setattr(graphs.executor.graphs, "capture", fail)
-    for _ in range(MISSES):
-        graphs.fit(17, 17)
-    graphs.launch(8, 8)
-    assert "17 tokens could not be captured" in caplog.text and "no memory left" in caplog.text
+    assert not graphs.executor.prepare()
+    assert "192 tokens could not be captured" in caplog.text and "no memory left" in caplog.text
     assert not graphs.executor.prepare()
     assert graphs.captured == known
     assert graphs.fit(17, 17) == Bucket(32, 32, True)
@@ -202,20 +239,21 @@ def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one
     graphs: FakeExecutor,
 ) -> None:
     graphs.executor.capture_startup_set()
-    for _ in range(2 * MISSES):
-        graphs.fit(8000, 3)
-    for _ in range(MISSES):
-        graphs.fit(17, 17)
-    graphs.launch(8, 8)
+    for _ in range(2000):
+        graphs.step(8000, 3)
+    for _ in range(1000):
+        graphs.step(17, 17)
+    graphs.executor.prepare()
     assert Bucket(17, 17, True) in graphs.captured
 
 
-def test_a_graph_for_fewer_rows_is_not_captured_while_others_wait_for_answers(
-    graphs: FakeExecutor,
-) -> None:
-    graphs.capture(Bucket(768, 256, False))
-    graphs.planner.take(Bucket(768, 256, False))
-    for _ in range(2 * MISSES):
-        assert graphs.fit(700, 9) == Bucket(768, 256, False)
-    graphs.launch(8, 8)
-    assert Bucket(768, 128, False) not in graphs.captured
+def test_a_graph_for_fewer_rows_comes_last(graphs: FakeExecutor) -> None:
+    """Padding the rows of a mixed step costs little."""
+    graphs.executor.capture_startup_set()
+    for _ in range(1000):
+        assert graphs.step(700, 9).bucket == Bucket(768, 256, False)
+    while any(bucket.decode for bucket in graphs.planner._uncaptured):
+        graphs.executor.prepare()
+        assert Bucket(768, 128, False) not in graphs.captured
+    graphs.executor.prepare()
+    assert Bucket(768, 128, False) in graphs.captured

@@ -63,7 +63,7 @@ def logits(
     _, runner = device_engine(checkpoint, device, resolved, graph_steps=True)
     assert isinstance(runner, GraphExecutor)
     for batch, bucket in [(step([0, 0], PROMPTS, begin=True), Bucket(16, 4, False)), *steps]:
-        runner.run(StepLaunch(batch, bucket, None, False))
+        runner.run(StepLaunch(batch, bucket, graph=False, all_hidden_states=False))
     assert runner._outputs is not None
     return runner._outputs.logits[:2].cpu()
 

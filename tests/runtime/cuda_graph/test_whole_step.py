@@ -19,7 +19,7 @@ from runtime.config import ResolvedConfig
 from runtime.cuda_graph import buffers
 from runtime.cuda_graph.buffers import Layout
 from runtime.cuda_graph.executor import GraphExecutor
-from runtime.cuda_graph.launch import StepLaunch
+from runtime.cuda_graph.launch import Launch, StepLaunch
 from runtime.engine.loop import Engine
 from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.torch_executor import TorchExecutor
@@ -254,7 +254,8 @@ def test_launches_run_elsewhere_give_the_same_tokens_without_a_look_at_clock_or_
     launches: list[StepLaunch] = []
     run = runner.run
 
-    def note(launch: StepLaunch) -> None:
+    def note(launch: Launch) -> None:
+        assert isinstance(launch, StepLaunch)  # without a GPU there is nothing to capture
         launches.append(launch)
         run(launch)
 
@@ -282,7 +283,7 @@ def test_launches_run_elsewhere_give_the_same_tokens_without_a_look_at_clock_or_
     assert len(launches) == len(sampled) > 5
     _, other = make_engine(checkpoint, device, graph_steps=True, pages=20)
     assert isinstance(other, GraphExecutor)
-    for name in ("plan", "fit", "take", "_has_room", "_clock"):
+    for name in ("plan", "fit", "take", "_has_room"):
         monkeypatch.setattr(other.planner, name, None)  # a call would raise
     found = []
     for launch in launches:
@@ -410,5 +411,26 @@ def test_graphs_that_are_captured_between_steps_change_no_answer(checkpoint: Pat
     engine.step = step_and_capture  # type: ignore[method-assign]
     got = answers(engine, wanted, random.Random(1))
     assert len(graphs.captured) > 5
+    for request in wanted:
+        assert told(got[request.id])[0] == told(plain[request.id])[0]
+
+
+@pytest.mark.gpu
+def test_a_load_right_after_the_start_captures_nothing_and_is_answered_the_same(
+    checkpoint: Path,
+) -> None:
+    """Steps of sizes that have no graph yet run in larger ones."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    wanted = requests(seed=6, count=60)
+    engine, _ = make_engine(checkpoint, device, graph_steps=True)
+    plain = answers(engine, wanted, random.Random(1))
+    engine, runner = make_engine(checkpoint, device, graph_steps=True)
+    assert isinstance(runner, GraphExecutor)
+    runner.capture_startup_set()
+    known, counts = set(runner.graphs.captured), runner.graph_counts
+    counts.reset()
+    got = answers(engine, wanted, random.Random(1))
+    assert set(runner.graphs.captured) == known
+    assert counts.captures == 0 and counts.steps_in_larger > 0
     for request in wanted:
         assert told(got[request.id])[0] == told(plain[request.id])[0]
