@@ -19,6 +19,7 @@ from runtime.messages import (
     STEP_SECONDS_EDGES,
     STEP_TOKENS_EDGES,
     EngineRequest,
+    GraphCounts,
     RequestOutput,
     Stats,
 )
@@ -80,6 +81,7 @@ class Engine:
         executor: Executor,
         *,
         grammars: GrammarManager | None = None,
+        graphs: GraphCounts | None = None,  # of the executor, kept up to date
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         seed_rng = random.Random(resolved.seed)
@@ -90,6 +92,8 @@ class Engine:
         self.committer = Committer(self.requests)
         self._executor = executor
         self._grammars = grammars
+        self._graphs = graphs or GraphCounts()
+        self._captures_seen, self._captures_while_decoding = self._graphs.captures, 0
         self._clock = clock
         # The step in flight, its results, and when it was queued.
         self._in_flight: tuple[SchedulerOutput, PendingOutput, float] | None = None
@@ -119,7 +123,9 @@ class Engine:
         It waits IDLE_BEFORE_PREPARE_SECONDS, so as not to delay a client's next request.
         """
         idle = self.idle and self._clock() - self._last_commit_at >= IDLE_BEFORE_PREPARE_SECONDS
-        return idle and self._executor.prepare()
+        more = idle and self._executor.prepare()
+        self._count_captures()
+        return more
 
     def add(self, request: EngineRequest) -> None:
         """Queue a request.  One that can never run is answered by the next step().
@@ -254,7 +260,14 @@ class Engine:
                     self._grammars.release(output.id)
         return EngineOutputs(columns, outputs)
 
+    def _count_captures(self) -> None:
+        captures = self._graphs.captures - self._captures_seen
+        if captures and len(self.requests.decoding.slots):
+            self._captures_while_decoding += captures
+        self._captures_seen += captures
+
     def _record_stats(self, tokens: int, seconds: float) -> None:
+        self._count_captures()
         self._steps += 1
         self._step_tokens, self._step_seconds = tokens, seconds
         self._tokens_counts[bisect_left(STEP_TOKENS_EDGES, tokens)] += 1
@@ -280,4 +293,7 @@ class Engine:
             step_seconds_sum=self._seconds_sum,
             step_tokens_counts=tuple(self._tokens_counts),
             step_tokens_sum=self._tokens_sum,
+            steps_without_graph=self._graphs.steps_without,
+            steps_in_larger_graph=self._graphs.steps_in_larger,
+            graphs_captured_while_decoding=self._captures_while_decoding,
         )

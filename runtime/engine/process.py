@@ -183,7 +183,13 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             threads=max(1, min(8, physical_cores() // 4)),
             folder=Path(args.own_address.removeprefix("ipc://")).parent,
         )
-        engine = Engine(loaded.resolved, vocab_size, loaded.executor, grammars=grammars)
+        engine = Engine(
+            loaded.resolved,
+            vocab_size,
+            loaded.executor,
+            grammars=grammars,
+            graphs=loaded.executor.graph_counts,
+        )
         gc.collect()
         gc.freeze()  # permanent objects: later collections skip them
         gc.set_threshold(GC_THRESHOLD)

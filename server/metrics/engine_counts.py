@@ -19,6 +19,13 @@ from msgspec.structs import astuple
 
 from runtime.messages import Stats
 
+# Counters among the fields of Stats -> help.
+GRAPH_COUNTERS = {
+    "steps_without_graph": "Steps that ran without a CUDA graph.",
+    "steps_in_larger_graph": "Steps in a larger CUDA graph, until there is one of their size.",
+    "graphs_captured_while_decoding": "CUDA graphs captured while sequences decode: always 0.",
+}
+
 
 class _Seen(msgspec.Struct, frozen=True):
     """The highest counters that any API process has seen."""

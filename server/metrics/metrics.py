@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, FinishReason, Ready, Stats
 from server.generation.admission import Reason
 from server.metrics.buffered_histogram import BufferedHistogram
-from server.metrics.engine_counts import EngineCounts
+from server.metrics.engine_counts import GRAPH_COUNTERS, EngineCounts
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FIRST_TOKEN_BUCKETS = (
@@ -252,6 +252,8 @@ class Metrics(Collector):
         yield counter("wavefill_generation_tokens", "Generated tokens.", counts.generated_tokens)
         yield counter("wavefill_preemptions", "Preempted sequences.", counts.preemptions)
         yield counter("wavefill_engine_steps", "Steps of the engine.", counts.steps)
+        for name, text in GRAPH_COUNTERS.items():
+            yield counter(f"wavefill_{name}", text, getattr(counts, name))
         text = "Duration of an engine step, in seconds."
         seconds = (STEP_SECONDS_EDGES, counts.step_seconds_counts, counts.step_seconds_sum)
         yield self._step_histogram("wavefill_engine_step_seconds", text, *seconds)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.messages import TokenLogprob
+from runtime.engine.loop import IDLE_BEFORE_PREPARE_SECONDS, Engine
+from runtime.messages import GraphCounts, TokenLogprob
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
-from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
+from tests.support.engine.fake_model import VOCAB_SIZE, Bench, FakePending, request
 
 
 def prompt(length: int, *, first: int = 1) -> list[int]:
@@ -264,3 +265,57 @@ def test_stats_count_what_was_done() -> None:
     assert sum(stats.step_tokens_counts) == sum(stats.step_seconds_counts) == 3
     assert stats.step_tokens_counts[1] == 2 and stats.step_tokens_counts[4] == 1  # 2, 2 and 11
     assert stats.step_tokens_sum == 15
+
+
+class Capturing:
+    """An executor that captures a graph whenever it is asked to prepare, and if told, in a step."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.overlap = bench.executor.overlap
+        self.graph_counts = GraphCounts()
+        self._true = bench.executor
+        self.capture_in_steps = False
+
+    def prepare(self) -> bool:
+        self.graph_counts.captures += 1
+        return True
+
+    def forward(self, batch: Batch) -> None:
+        self.graph_counts.captures += self.capture_in_steps
+        self._true.forward(batch)
+
+    def sample(self, batch: Batch, masks: Masks | None = None) -> FakePending:
+        return self._true.sample(batch, masks)
+
+
+def test_graphs_are_captured_while_there_is_no_request_and_never_while_rows_decode() -> None:
+    bench, now = Bench(), [100.0]
+    executor = Capturing(bench)
+    counts = executor.graph_counts
+    engine = bench.engine = Engine(
+        bench.config, VOCAB_SIZE, executor, graphs=counts, clock=lambda: now[0]
+    )
+    assert engine.prepare() and counts.captures == 1, "before the first request"
+    engine.add(request(1, prompt(5), max_tokens=8))
+    while not engine.idle:
+        now[0] += 2 * IDLE_BEFORE_PREPARE_SECONDS
+        assert not engine.prepare()
+        engine.step()
+    assert not engine.prepare() and counts.captures == 1, "the next request may come at once"
+    now[0] += 2 * IDLE_BEFORE_PREPARE_SECONDS
+    assert engine.prepare() and counts.captures == 2
+    assert engine.stats().graphs_captured_while_decoding == 0
+
+    executor.capture_in_steps = True
+    engine.add(request(2, prompt(5), max_tokens=8))
+    while not engine.idle:
+        engine.step()
+    assert engine.stats().graphs_captured_while_decoding >= 6, "it would be seen"
+
+
+def test_stats_tell_how_steps_use_graphs() -> None:
+    bench, counts = Bench(), GraphCounts()
+    engine = Engine(bench.config, VOCAB_SIZE, bench.executor, graphs=counts)
+    counts.steps_without, counts.steps_in_larger = 3, 4
+    stats = engine.stats()
+    assert (stats.steps_without_graph, stats.steps_in_larger_graph) == (3, 4)

@@ -145,6 +145,15 @@ def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
         assert f'{name}_sum{{model_name="tiny"}} 9.0' in text
 
 
+def test_how_steps_use_graphs_is_counted(metrics: Metrics):
+    stats = Stats(steps_without_graph=3, steps_in_larger_graph=4, graphs_captured_while_decoding=1)
+    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    found = values(metrics)
+    assert found["wavefill_steps_without_graph_total"] == 3
+    assert found["wavefill_steps_in_larger_graph_total"] == 4
+    assert found["wavefill_graphs_captured_while_decoding_total"] == 1
+
+
 def test_token_times_below_and_above_a_millisecond_have_buckets_of_their_own(metrics: Metrics):
     metrics.inter_token(0.0007)
     text = metrics.render().decode()
