@@ -6,7 +6,7 @@ BIN := .venv/bin
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: serve test test-slow test-all test-clients lint format clean
+.PHONY: serve test test-slow test-all test-clients test-pages lint format clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
@@ -23,6 +23,10 @@ test-all: test test-slow
 # Other people's clients and frameworks, which take a while to install.
 test-clients: .venv/clients.stamp
 	$(BIN)/pytest tests/clients
+
+# The pages in a headless browser: the system's Chromium, else the one that Playwright downloads.
+test-pages: .venv/pages.stamp
+	$(BIN)/pytest tests/pages
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -52,4 +56,11 @@ clean:
 
 .venv/clients.stamp: .venv/test.stamp
 	$(BIN)/pip install --quiet -e '.[test,clients]'
+	touch $@
+
+.venv/pages.stamp: .venv/test.stamp
+	$(BIN)/pip install --quiet -e '.[test,pages]'
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		{ test "$$(id -u)" = 0 && apt-get install --yes --no-install-recommends chromium; } || \
+		$(BIN)/playwright install chromium
 	touch $@

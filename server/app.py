@@ -24,6 +24,7 @@ from server.http import middleware
 from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
 from server.http.sse import ClientGone
+from server.pages import routes as pages
 from server.state import ServerState, state_of
 
 CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the logs show it
@@ -42,6 +43,7 @@ ROUTES = (
     requests,
     batches,
     ops,
+    pages,
 )
 
 

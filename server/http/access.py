@@ -21,6 +21,8 @@ from server.http.request_context import OWNER
 Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
 PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
+# The playground asks for a key itself, so it has to load without one.
+PAGE, PAGE_FILES = "/", "/pages/"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -61,7 +63,7 @@ class ApiKeyMiddleware:
         self._digests = {hashlib.sha256(key.encode()).digest() for key in keys}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in PUBLIC_PATHS:
+        if scope["type"] != "http" or _needs_no_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         key = _key_of(scope["headers"])
@@ -78,6 +80,10 @@ class ApiKeyMiddleware:
         headers = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
         message = f"{reason}: send a key of this server in the header {headers}"
         await refuse(send, 401, message, code, [(b"www-authenticate", b"Bearer")])
+
+
+def _needs_no_key(path: str) -> bool:
+    return path in PUBLIC_PATHS or path == PAGE or path.startswith(PAGE_FILES)
 
 
 def _key_of(headers: Headers) -> bytes:

@@ -10,7 +10,7 @@ import orjson
 from fastapi.openapi.docs import get_swagger_ui_html
 from msgspec.structs import asdict
 from starlette.requests import Request
-from starlette.responses import FileResponse, HTMLResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, HTMLResponse, Response
 
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready
@@ -62,14 +62,6 @@ async def live(request: Request) -> Response:
     """Whether to leave this process alone: loading, draining and load are no reason to kill it."""
     state = state_of(request)
     return JsonBody(OK) if state.client.ready is None else _progress(state)
-
-
-@endpoints.get(
-    "/", summary="That a server is here", head=True, answer=TEXT, media_type="text/plain"
-)
-async def root() -> Response:
-    """What Ollama's command and many monitors ask first."""
-    return PlainTextResponse("Wavefill is running: see /docs\n")
 
 
 @endpoints.get("/version", summary="Wavefill's version", head=True, answer=object_of(version=TEXT))

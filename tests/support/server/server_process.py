@@ -60,8 +60,8 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_server(log: Path, *arguments: str) -> Server:
-    port = free_port()
+def start_server(log: Path, *arguments: str, port: int | None = None) -> Server:
+    port = port or free_port()
     command = Path(sys.executable).parent / "wavefill"
     with log.open("wb") as sink:
         process = subprocess.Popen(
