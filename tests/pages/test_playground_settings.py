@@ -250,3 +250,20 @@ def test_a_request_that_is_copied_runs_and_gets_the_same_answer(tab: Tab, langua
         pytest.skip(f"there is no {command[0]} here")
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=os.environ)
     assert PARIS in ran.stdout, ran.stderr
+
+
+def test_a_setting_that_stays_keeps_its_answers(tab: Tab):
+    tab.page.get_by_role("button", name="Compare").click()
+    tab.set("max_tokens", "2")
+    tab.send(CAPITAL)
+    expect(tab.answers).to_have_count(2)
+    tab.settled()
+    short = tab.text(1)
+    tab.page.get_by_role("tab", name="Setting A").click()
+    tab.page.get_by_role("button", name="Remove setting A").click()
+    with tab.page.expect_request("**/v1/chat/completions") as asked:
+        tab.send("And of Italy?")
+    tab.settled()
+    expect(tab.answers).to_have_count(3)
+    assert asked.value.post_data_json["messages"][1]["content"].strip() == short.strip()
+    assert asked.value.post_data_json["max_tokens"] == 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from playwright.sync_api import BrowserContext, Locator, Page, expect
 
-SECONDS = 12
+SECONDS = 30
 EXECUTED = "window.hostile = (window.hostile ?? 0) + 1"  # what hostile texts try to run
 # Answers 401 and 503, and a server that is gone, are written to the console by the browser itself.
 BY_BROWSER = "Failed to load resource"
@@ -59,10 +59,10 @@ class Tab:
         return self.page.locator("#thread > .turn")
 
     def text(self, index: int = -1) -> str:
-        """Of an answer, the last one by default, once it is complete."""
-        answer = self.answers.nth(index)
+        """Of an answer, the last one by default, once it is complete; "" if it has none."""
         self.settled()
-        return answer.locator(".answer-text").inner_text()
+        shown = self.answers.nth(index).locator(".answer-text")
+        return shown.inner_text() if shown.count() else ""
 
     def settled(self) -> None:
         expect(self.page.get_by_role("button", name="Send", exact=True)).to_be_visible()

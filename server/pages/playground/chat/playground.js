@@ -39,7 +39,8 @@ export class Playground {
       return await this.watch();
     } catch (error) {
       if (error.status === 401) return this.notify("key", error.message);
-      return this.watch();
+      if (error.status === 0 || error.status === 503) return this.watch();
+      return this.notify("status", error.message);
     }
   }
 
@@ -68,6 +69,7 @@ export class Playground {
   }
 
   async open(id) {
+    if (id === this.conversation.id) return true;
     const found = await this.storage.get(id);
     if (!found) return false;
     const live = [...this.running.values()].find((each) => each.conversation.id === id);
@@ -205,7 +207,7 @@ export class Playground {
     const conversation = this.conversation;
     const before = conversation.nodes[parent.parent];
     const groups = conversation.lanes
-      .map((settings, lane) => ({ lane, settings: structuredClone(settings) }))
+      .map((settings) => ({ lane: settings.id, settings: structuredClone(settings) }))
       .filter(({ lane }) => parent.kind !== "results" || callsOf(before, lane).length);
     for (const group of groups) {
       const count = Number(group.settings.values.n) || 1;
@@ -213,7 +215,7 @@ export class Playground {
         newEntry(group.lane, choice, group.settings));
     }
     const taking = groups.map((group) => group.lane);
-    const without = conversation.lanes.map((_, lane) => lane).filter((lane) => !taking.includes(lane));
+    const without = conversation.lanes.map(({ id }) => id).filter((id) => !taking.includes(id));
     const entries = groups.flatMap((group) => group.entries);
     const node = addNode(conversation, parent.id, { kind: "answers", entries, kept: null, without });
     const run = { controller: new AbortController(), conversation, removed: false };

@@ -2,8 +2,9 @@
 
 import { PARAMETERS, valueOf } from "./parameters.js";
 
+/** A setting: `id` names it in the answers that it has made. */
 export function newLane(model) {
-  return { model, system: "", values: {} };
+  return { id: 0, model, system: "", values: {} };
 }
 
 /** [{parameter, message}] for what cannot be sent. */
@@ -55,7 +56,8 @@ export const SNIPPETS = { curl: asCurl, Python: asPython, JavaScript: asJavaScri
 function asCurl(base, body, hasKey) {
   const key = hasKey ? ' \\\n  -H "authorization: Bearer $WAVEFILL_API_KEY"' : "";
   const data = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl ${base}v1/chat/completions${key} \\\n  -H 'content-type: application/json' \\\n  -d '${data}'\n`;
+  const kind = "-H 'content-type: application/json'";
+  return `curl ${base}v1/chat/completions${key} \\\n  ${kind} \\\n  -d '${data}'\n`;
 }
 
 function asPython(base, body, hasKey) {

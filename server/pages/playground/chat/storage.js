@@ -101,7 +101,9 @@ const list = (value) => (Array.isArray(value) ? value : []);
 
 /** The fields that are known, of the kinds that are expected, under new ids. */
 function copyOf(source) {
-  const copy = newConversation(list(source.lanes).slice(0, 4).map(laneOf));
+  const lanes = list(source.lanes).slice(0, 4).map(laneOf);
+  if (new Set(lanes.map((lane) => lane.id)).size < lanes.length) lanes.forEach((lane, id) => (lane.id = id));
+  const copy = newConversation(lanes);
   if (!copy.lanes.length) copy.lanes.push(newLane(""));
   copy.title = words(source.title).slice(0, 200);
   const old = new Map(Object.entries(source.nodes ?? {}));
@@ -133,7 +135,8 @@ function laneOf(source) {
       values[name] = { kind: words(value?.kind), text: words(value?.text) };
     }
   }
-  return { model: words(source?.model), system: words(source?.system), values };
+  const id = [0, 1, 2, 3].includes(source?.id) ? source.id : 0;
+  return { id, model: words(source?.model), system: words(source?.system), values };
 }
 
 function fieldsOf(node) {

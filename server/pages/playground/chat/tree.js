@@ -74,7 +74,7 @@ export function select(conversation, id) {
   conversation.nodes[conversation.nodes[id].parent].selected = id;
 }
 
-/** The index of the entry with which `lane` goes on; -1 for none. */
+/** The index of the entry with which the setting of this id goes on; -1 for none. */
 export function entryOf(node, lane) {
   if (node.kept !== null && node.kept !== undefined) return node.kept;
   const own = node.entries.findIndex((entry) => entry.lane === lane);

@@ -92,7 +92,9 @@ export class AnswerView {
     if (entry.reasoning) showMarkdown(this.thought, entry.reasoning);
     this.summary.textContent = writing && !entry.content ? "Thinking…" : "Reasoning";
     this._text();
-    fill(this.calls, entry.calls.map(callView));
+    const calls = JSON.stringify(entry.calls);
+    if (calls !== this._calls) fill(this.calls, entry.calls.map(callView));
+    this._calls = calls;
     this.error.textContent = entry.error ?? "";
     this.figures.textContent = figuresOf(entry);
     this.tokenSwitch.setAttribute("aria-pressed", String(this._tokens));
@@ -104,7 +106,7 @@ export class AnswerView {
     fill(this.element,
       this.name,
       entry.reasoning && this.reasoning,
-      this._editor ?? this.text,
+      this._editor ?? (this._hasText() && this.text),
       entry.calls.length > 0 && this.calls,
       entry.error && this.error,
       this.figures,
@@ -118,10 +120,18 @@ export class AnswerView {
     this.name.textContent = letter + (entry.settings.model || "answer") + choice;
   }
 
+  _isWaiting() {
+    const { entry } = this;
+    return entry.state === "writing" && !(entry.content || entry.reasoning || entry.calls.length);
+  }
+
+  _hasText() {
+    return this.entry.content || this._isWaiting() || this._tokens;
+  }
+
   _text() {
     const { entry } = this;
-    const waiting = entry.state === "writing" && !entry.content && !entry.reasoning;
-    this.text.classList.toggle("waiting", waiting && !entry.calls.length);
+    this.text.classList.toggle("waiting", this._isWaiting());
     if (this._tokens && entry.state !== "writing") {
       if (!this._tokenView) this._tokenView = tokenView(entry.logprobs);
       return fill(this.text, this._tokenView);
@@ -149,7 +159,7 @@ export function figuresOf(entry) {
   if (entry.tokens) parts.push(`${entry.tokens} tokens`);
   const speed = speedOf(entry);
   if (speed) parts.push(`${speed < 10 ? speed.toFixed(1) : Math.round(speed)} tokens/s`);
-  if (entry.firstSeconds !== null) parts.push(`first after ${Math.round(entry.firstSeconds * 1000)} ms`);
+  if (entry.firstSeconds !== null) parts.push(`first after ${Math.round(entry.firstSeconds * 1000)}\u00a0ms`);
   if (entry.state === "stopped") parts.push("stopped");
   else if (ENDS[entry.finish]) parts.push(ENDS[entry.finish]);
   return parts.join(" · ");

@@ -21,7 +21,7 @@ export class Settings {
     this.fields = new Map();
     this.element.replaceChildren(
       this._tabs(lanes),
-      h("div", { class: "lane", role: "tabpanel", id: "lane", "aria-label": `Setting ${LETTERS[this.lane]}` },
+      h("div", { class: "lane", role: "tabpanel", id: "lane", "aria-label": `Setting ${LETTERS[lane.id]}` },
         this._model(lane), this._system(lane), GROUPS.map((group) => this._group(group, lane)),
         button("Reset these settings", () => {
           lane.values = {};
@@ -47,16 +47,23 @@ export class Settings {
     const choose = (index) => {
       this.lane = index;
       this.show();
-      this.element.querySelector('[aria-selected="true"]').focus();
+      const chosen = this.element.querySelector('[aria-selected="true"]');
+      (chosen ?? this.element.querySelector("button")).focus();
     };
-    const tabs = lanes.map((_, index) =>
-      button(LETTERS[index], () => choose(index), {
+    const tabs = lanes.map(({ id }, index) =>
+      button(LETTERS[id], () => choose(index), {
         role: "tab", "aria-selected": String(index === this.lane), "aria-controls": "lane",
-        "aria-label": `Setting ${LETTERS[index]}`,
+        "aria-label": `Setting ${LETTERS[id]}`, tabindex: index === this.lane ? "0" : "-1",
       }));
-    const list = h("div", { role: "tablist", "aria-label": "Settings, answered side by side" }, tabs);
-    const add = lanes.length < MOST && button("Compare", () => {
-      lanes.push(structuredClone(lanes[this.lane]));
+    const list = h("div", { role: "tablist", "aria-label": "Settings, answered side by side",
+      onkeydown: (event) => {
+        const next = this.lane + ({ ArrowRight: 1, ArrowLeft: -1 }[event.key] ?? NaN);
+        if (lanes[next]) choose(next);
+      } }, tabs);
+    const label = lanes.length > 1 ? "Add" : "Compare with another setting";
+    const add = lanes.length < MOST && button(label, () => {
+      const id = [0, 1, 2, 3].find((each) => !lanes.some((lane) => lane.id === each));
+      lanes.push({ ...structuredClone(lanes[this.lane]), id });
       this._changed();
       choose(lanes.length - 1);
     }, { title: "Another setting, or another model, that answers the same messages beside this one" });
@@ -64,7 +71,7 @@ export class Settings {
       lanes.splice(this.lane, 1);
       this._changed();
       choose(Math.max(0, this.lane - 1));
-    }, { "aria-label": `Remove setting ${LETTERS[this.lane]}` });
+    }, { "aria-label": `Remove setting ${LETTERS[lanes[this.lane].id]}` });
     return h("div", { class: "tabs" }, lanes.length > 1 && list, add, remove);
   }
 

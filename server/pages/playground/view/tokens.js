@@ -65,7 +65,7 @@ function explain(bubble, [token, logprob, top]) {
   });
   bubble.replaceChildren(
     h("table", {}, h("tbody", {}, lines)),
-    h("p", {}, `log-probability ${logprob.toFixed(3)}`),
+    h("p", {}, `log-probability ${Number(logprob.toPrecision(3))}`),
   );
 }
 
