@@ -61,6 +61,7 @@ clean:
 .venv/pages.stamp: .venv/test.stamp
 	$(BIN)/pip install --quiet -e '.[test,pages]'
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
-		{ test "$$(id -u)" = 0 && apt-get install --yes --no-install-recommends chromium; } || \
+		{ test "$$(id -u)" = 0 && apt-get update --quiet && \
+			apt-get install --yes --no-install-recommends chromium; } || \
 		$(BIN)/playwright install chromium
 	touch $@

@@ -131,6 +131,17 @@ def test_conversations_outlive_the_page_and_are_in_no_other_browser(
     expect(other.page.locator(".conversations li")).to_have_count(0)
 
 
+def test_an_answer_goes_on_while_another_conversation_is_open(tab: Tab):
+    tab.send(LONG)
+    expect(tab.answers.locator(".answer-text")).to_contain_text("3")
+    tab.page.get_by_role("button", name="New conversation").click()
+    assert tab.ask(CAPITAL) == PARIS
+    tab.page.get_by_role("button", name=LONG, exact=True).click()
+    expect(tab.page.locator(".user-text")).to_have_text(LONG)
+    assert tab.text().endswith("60.")
+    expect(tab.answers.locator(".figures")).not_to_contain_text("stopped")
+
+
 def test_a_conversation_is_renamed_and_deleted(tab: Tab):
     tab.ask(CAPITAL)
     menu = tab.page.get_by_label(f"More on {CAPITAL}")

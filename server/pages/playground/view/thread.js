@@ -6,6 +6,7 @@ import { button, copyButton, fill, h } from "./dom.js";
 import { editor } from "./editor.js";
 import { resultForm, resultsView } from "./tools.js";
 
+const MOST_PAUSE = 500; // ms between two drawings of an answer that is very long
 const NEAR = 80; // px from the end within which the view follows what is written
 
 export class Thread {
@@ -14,6 +15,7 @@ export class Thread {
     this._views = new Map(); // id of a node -> its view
     this._shown = null; // id of the conversation
     this._pending = new Set();
+    this._pause = 0;
     this._following = true; // whether the end stays in sight while the conversation grows
     this._top = 0;
     scroller.addEventListener("scroll", () => this._scrolled());
@@ -56,13 +58,19 @@ export class Thread {
 
   /** A node has changed: draw it with the next frame. */
   changed(node) {
-    if (!this._pending.size) requestAnimationFrame(() => this._draw());
+    if (!this._pending.size) {
+      setTimeout(() => requestAnimationFrame(() => this._draw()), this._pause);
+    }
     this._pending.add(node);
   }
 
   _draw() {
+    const began = performance.now();
     for (const node of this._pending) this._views.get(node.id)?.update();
     this._pending.clear();
+    // Drawing takes a quarter of the time at most: typing and scrolling stay smooth.
+    const took = performance.now() - began;
+    this._pause = took < 8 ? 0 : Math.min(MOST_PAUSE, 3 * took);
     if (this._following) this._toEnd();
   }
 
