@@ -100,8 +100,13 @@ def test_what_the_server_refuses_is_shown_in_its_words(tab: Tab):
     tab.ask(CAPITAL)
     expect(tab.answers.locator(".error")).to_contain_text("min_tokens")
     tab.set("min_tokens", "")
-    tab.button("Retry").click()
+    with tab.page.expect_request("**/v1/chat/completions") as asked:
+        assert tab.ask("Hello!")
+    roles = [message["role"] for message in asked.value.post_data_json["messages"]]
+    assert roles == ["user", "user"], "an answer that failed is none"
+    tab.answers.first.get_by_role("button", name="Retry").click()
     assert tab.text()
+    expect(tab.turns).to_have_count(2)
 
 
 def test_the_answer_follows_a_schema(tab: Tab):

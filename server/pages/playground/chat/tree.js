@@ -84,7 +84,12 @@ export function entryOf(node, lane) {
 
 export function callsOf(node, lane) {
   const index = entryOf(node, lane);
-  return index < 0 ? [] : node.entries[index].calls;
+  return index < 0 ? [] : wholeCalls(node.entries[index]);
+}
+
+/** Calls that were stopped half written are none: their arguments are no JSON. */
+function wholeCalls(entry) {
+  return entry.state === "done" ? entry.calls : [];
 }
 
 /** What the API calls `messages`: the path to node `id`, as `lane` has seen it. */
@@ -95,11 +100,12 @@ export function messagesFor(conversation, id, lane, system) {
     if (node.kind === "user") messages.push({ role: "user", content: node.text });
     if (node.kind !== "answers") return;
     const index = entryOf(node, lane);
-    if (index < 0) return;
-    messages.push(answerMessage(node.entries[index]));
+    const entry = node.entries[index];
+    if (!entry || !(entry.content || wholeCalls(entry).length)) return; // it failed, say
+    messages.push(answerMessage(entry));
     const next = path[place + 1];
     const given = next?.kind === "results" ? next.results[index] : null;
-    for (const call of node.entries[index].calls) {
+    for (const call of wholeCalls(entry)) {
       const content = given?.[call.id] ?? NO_RESULT;
       messages.push({ role: "tool", tool_call_id: call.id, content });
     }
@@ -110,9 +116,10 @@ export function messagesFor(conversation, id, lane, system) {
 function answerMessage(entry) {
   const message = { role: "assistant", content: entry.content };
   if (entry.reasoning) message.reasoning_content = entry.reasoning;
-  if (entry.calls.length) {
+  const calls = wholeCalls(entry);
+  if (calls.length) {
     message.content = entry.content || null;
-    message.tool_calls = entry.calls.map((call) => ({
+    message.tool_calls = calls.map((call) => ({
       id: call.id, type: "function", function: { name: call.name, arguments: call.arguments },
     }));
   }
