@@ -6,17 +6,17 @@ BIN := .venv/bin
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: serve test test-slow test-all test-clients test-pages lint format clean
+.PHONY: serve test test-slow test-all test-clients test-pages test-deploy lint format clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
 
 test: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not deploy"
 
 # The slow cases, and the tests of random examples with all of them.
 test-slow: .venv/test.stamp
-	$(PYTEST) -m "slow or examples" --hypothesis-profile=full
+	$(PYTEST) -m "(slow or examples) and not deploy" --hypothesis-profile=full
 
 test-all: test test-slow
 
@@ -27,6 +27,10 @@ test-clients: .venv/clients.stamp
 # The pages in a headless browser: the system's Chromium, else the one that Playwright downloads.
 test-pages: .venv/pages.stamp
 	$(BIN)/pytest tests/pages
+
+# What deploy/ and docs/replicas.md say, by the programs they are for; skips name those that lack.
+test-deploy: .venv/test.stamp
+	$(BIN)/pytest -rs tests/deploy tests/test_deploy.py
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .

@@ -26,6 +26,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     api_workers: int = 1  # API processes; they share the port and the engine
     max_queue: int = 1024  # sequences running or waiting, in all API processes together
     request_history: int = 1000  # requests that GET /v1/requests/{id} knows
+    drain_delay: float = 0.0  # from SIGTERM until the port is closed
     drain_seconds: float = 30.0
     stall_seconds: float = 30.0
     max_body_bytes: int = 32 << 20

@@ -29,7 +29,9 @@ SERVER_FLAGS = {
     "api_workers": "HTTP server processes; add one when the first keeps a core busy",
     "max_queue": "sequences running or waiting before new requests get 429",
     "request_history": "requests in the log of GET /v1/requests/{id}, in each API process",
-    "drain_seconds": "seconds that open requests may take to finish after SIGTERM",
+    "drain_delay": "seconds after SIGTERM in which requests are still served while /readyz is 503, "
+    "so that load balancers notice before the port is closed",
+    "drain_seconds": "seconds that open requests may take to finish once the port is closed",
     "stall_seconds": "seconds of silence of the engine until /health and /livez answer 503",
     "max_body_bytes": "largest request body",
     "max_header_bytes": "largest total size of request headers",

@@ -41,11 +41,13 @@ class ConnectionLimit:
         self.max_busy = max_open - min(FOR_PROBES, max_open // 4)
         self._idle: dict[Connection, None] = {}  # by when they became idle, the longest first
         self._busy: set[Connection] = set()
+        self._new: dict[Connection, float] = {}  # without a request so far, and since when
         self._warned = -WARNING_SECONDS
 
     def opened(self, connection: Connection) -> None:
         """A new connection has sent nothing yet.  It, or another one, may be cut."""
         self._idle[connection] = None
+        self._new[connection] = time.monotonic()
         if len(self._idle) + len(self._busy) > self.max_open:
             evicted = self._longest_idle(connection)
             del self._idle[evicted]
@@ -70,6 +72,7 @@ class ConnectionLimit:
     def request_begun(self, connection: Connection) -> bool:
         """The headers of a request are complete.  False: only a probe should be answered."""
         self._idle.pop(connection, None)
+        self._new.pop(connection, None)
         self._busy.add(connection)
         return len(self._busy) <= self.max_busy
 
@@ -81,7 +84,13 @@ class ConnectionLimit:
 
     def closed(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
+        self._new.pop(connection, None)
         self._busy.discard(connection)
+
+    def awaits_first_request(self, seconds: float) -> bool:
+        """Whether a connection of the last `seconds` has had no request yet."""
+        since = time.monotonic() - seconds
+        return any(opened > since for opened in self._new.values())
 
 
 def max_connections() -> int:

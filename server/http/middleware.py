@@ -46,12 +46,13 @@ EXPOSED = ("X-Request-Id", "Retry-After")  # to pages, which read no other heade
 
 
 class DrainState:
-    """How many requests are open, and whether new ones are still admitted."""
+    """How many requests are open, and whether the server is about to end."""
 
     def __init__(self) -> None:
         self.open_requests = 0
         self.body_bytes = 0  # of the open requests
-        self.draining = False
+        self.draining = False  # callers should go elsewhere; they are served all the same
+        self.ended = False  # the engine has been let go: new requests are refused
 
 
 class BodyRefused(Exception):
@@ -234,7 +235,7 @@ class Bounds:
             return 415, message, "unsupported_media_type", CLOSE
         if self._scope["path"] in WATCHING_PATHS:
             return None
-        if self._gate.draining:
+        if self._gate.ended:
             message = "the server is shutting down: send the request to another one"
             return 503, message, "draining", [*CLOSE, (b"retry-after", b"5")]
         if CONNECTIONS_FULL in self._scope:

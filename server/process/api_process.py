@@ -1,8 +1,7 @@
 """One API process: `python -m server.process.api_process`, started by the launcher.
 
 It reads `ApiProcessArgs` as one line of JSON from stdin, and ends when stdin does, which means that
-its parent is dead.  SIGTERM drains: the listener stays open, new requests get 503, open streams may
-finish; then the process ends with code 0.
+its parent is dead.  SIGTERM drains (server/process/drain.py); then the process ends with code 0.
 """
 
 from __future__ import annotations
@@ -16,17 +15,12 @@ import signal
 import socket
 import sys
 import threading
-import time
-from collections.abc import AsyncGenerator, Generator
-from functools import partial
+from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, cast
 
 import msgspec
 import prometheus_client
-import uvicorn
 import uvloop
-from fastapi import FastAPI
 
 from runtime.ipc.client import EngineClient
 from server.apis.responses.database import Limits
@@ -37,10 +31,9 @@ from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.generation.request_log import RequestLog
-from server.http.connection import BoundedProtocol
-from server.http.connection_limit import ConnectionLimit, max_connections
-from server.http.middleware import DrainState
 from server.metrics.metrics import Metrics
+from server.process.drain import drain
+from server.process.http_server import http_server
 from server.process.logs import set_up_logging
 from server.process.start_report import Reporter
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
@@ -49,7 +42,6 @@ from server.state import ServerState
 log = logging.getLogger("wavefill.server")
 
 ORPHANED = 3  # exit code
-POLL_SECONDS = 0.05
 DAY_SECONDS = 86400.0
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
@@ -62,14 +54,6 @@ class ApiProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     engine_address: str
     own_address: str
     listener: int  # file descriptor
-
-
-class ApiServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which would close the listener before streams end."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None]:
-        yield
 
 
 async def serve(start: ApiProcessArgs) -> None:
@@ -115,13 +99,15 @@ async def serve(start: ApiProcessArgs) -> None:
     gc.set_threshold(GC_THRESHOLD)
     async with background_work(start, state) as runner:
         loop = asyncio.get_running_loop()
+        listener = socket.socket(fileno=start.listener)
         drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
 
         def on_sigterm() -> None:
-            drains.append(loop.create_task(drain(server, app.state.drain_state, state, runner)))
+            gate = app.state.drain_state
+            drains.append(loop.create_task(drain(server, listener, gate, state, runner)))
 
         loop.add_signal_handler(signal.SIGTERM, on_sigterm)
-        await server.serve([socket.socket(fileno=start.listener)])
+        await server.serve([listener])
 
 
 def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
@@ -130,25 +116,6 @@ def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
         config.model_directory,
         chat_template=config.chat_template,
         special_in_content=config.special_tokens_in_content,
-    )
-
-
-def http_server(app: FastAPI, config: ServerConfig) -> ApiServer:
-    protocol = partial(BoundedProtocol, limit=ConnectionLimit(max_connections()))
-    return ApiServer(
-        uvicorn.Config(
-            app,
-            http=cast(Any, protocol),  # uvicorn calls it for each connection
-            loop="none",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            h11_max_incomplete_event_size=config.max_header_bytes,  # BoundedProtocol reads it
-            timeout_keep_alive=30,
-            timeout_graceful_shutdown=5,
-        )
     )
 
 
@@ -174,31 +141,6 @@ async def background_work(
             runner.cancel()
             await asyncio.gather(runner, return_exceptions=True)
             batches.close()
-
-
-async def drain(
-    server: ApiServer, gate: DrainState, state: ServerState, runner: asyncio.Task[None] | None
-) -> None:
-    """Wait up to `drain_seconds` for open requests, then end them and stop.
-
-    `runner` is the task that runs batches, if there is one.
-    """
-    client, seconds = state.client, state.config.drain_seconds
-    gate.draining = True
-    if runner is not None:
-        runner.cancel()  # unfinished lines run after the next start
-    deadline = time.monotonic() + seconds
-    if gate.open_requests:
-        log.info(
-            "stopping: open requests (%d) have %g s to end; a second signal ends them at once",
-            gate.open_requests,
-            seconds,
-        )
-    # A dead engine is not restarted during a drain: there is nothing to wait for.
-    while gate.open_requests and client.down is None and time.monotonic() < deadline:
-        await asyncio.sleep(POLL_SECONDS)
-    client.close()  # open streams end with an error event
-    server.should_exit = True
 
 
 def response_store(start: ApiProcessArgs) -> ResponseStore:

@@ -35,24 +35,6 @@ STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
 MAX_DIRECTORY_BYTES = 83
 
 
-class AddressInUse(OSError):
-    """Another program listens there; the message names the remedy."""
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """The listening socket, opened before anything slow happens.  Raises AddressInUse, OSError."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        if error.errno == 98 or "in use" in str(error):
-            raise AddressInUse(
-                f"{host}:{port} is in use: stop the program that listens there, or choose another "
-                "--port"
-            ) from None
-        raise
-
-
 class LaunchError(OSError):
     """The socket directory or the file of --response-store is unusable; the message says why."""
 
@@ -171,7 +153,9 @@ class Launcher:
 
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
-        seconds = 1.0 if at_once else self._config.drain_seconds + STOP_SECONDS
+        config = self._config
+        seconds = 1.0 if at_once else config.drain_delay + config.drain_seconds + STOP_SECONDS
+        self._listener.close()  # the port is open until the API processes have closed it, too
         watching = asyncio.create_task(self._notify_during_drain())
         await self._end(self._apis, seconds)
         watching.cancel()

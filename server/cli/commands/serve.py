@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.process.launcher import AddressInUse, LaunchError, bind, launch
+    from server.process.launcher import LaunchError, launch
+    from server.process.listener import AddressInUse, bind
     from server.process.logs import set_up_logging
 
     config = requested_config(args, os.environ)

@@ -139,7 +139,7 @@ def errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[int
 
         def draining() -> httpx.Response:
             [state] = states
-            state.draining = True
+            state.draining = state.ended = True
             return chat()
 
         yield {

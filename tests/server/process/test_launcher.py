@@ -1,216 +1,25 @@
-"""The launcher and its children: signals, deaths and exit codes, with an engine without a model."""
+"""The launcher and its children: deaths and exit codes, with an engine without a model."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import httpx2 as httpx
-import psutil
 import pytest
 
 from server.process.child import MAX_DEATHS, Child
 from server.process.launcher import LaunchError, store_lock
-from tests.support.paths import ROOT
-from tests.support.server.server_process import free_port
-
-REQUEST = {"model": "tiny-chat", "prompt": "once upon", "ignore_eos": True, "temperature": 0}
-ENDLESS = {**REQUEST, "max_tokens": 2000, "stream": True}
-
-
-@dataclass(frozen=True)
-class LaunchedServer:
-    process: subprocess.Popen[bytes]
-    url: str
-    log: Path
-    folder: Path  # where it makes the directory of its sockets
-
-    def get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=5)
-
-    def status(self, path: str = "/health") -> int:
-        try:
-            return self.get(path).status_code
-        except httpx.TransportError:
-            return 0
-
-    def wait_until(self, condition: Callable[[], bool], seconds: float = 20.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {seconds} s\n{self.log.read_text()}"
-            time.sleep(0.02)
-
-    def children(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
-
-    def child(self, module: str) -> psutil.Process:
-        return next(child for child in self.children() if module in child.cmdline())
-
-    def has(self, module: str) -> bool:
-        return any(module in child.cmdline() for child in self.children())
-
-
-STUB_ENGINE = "tests.support.server.stub_engine"
-Start = Callable[..., LaunchedServer]
-
-
-def alive(process: psutil.Process) -> bool:
-    """Whether it runs; a zombie that init has not reaped yet does not."""
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def assert_all_end(family: list[psutil.Process], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while left := [process for process in family if alive(process)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts launchers with a stub engine; nothing of them is left at the end of a test."""
-    started: list[LaunchedServer] = []
-
-    def launch(
-        mode: str = "", drain_seconds: float = 20.0, api_workers: int = 1, store: str = ""
-    ) -> LaunchedServer:
-        # The name of a socket has room for a short directory only.
-        port, log, sockets = free_port(), tmp_path / "log", Path(tempfile.mkdtemp(prefix="s-"))
-        with log.open("wb") as sink:
-            process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "tests.support.server.stub_launcher"),
-                    *map(str, (port, drain_seconds, api_workers, store)),
-                ],
-                stdout=sink,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "STUB_ENGINE": mode,
-                    "PYTHONPATH": str(ROOT),
-                    "TMPDIR": str(sockets),
-                },
-                start_new_session=True,
-            )
-        started.append(LaunchedServer(process, f"http://127.0.0.1:{port}", log, sockets))
-        return started[-1]
-
-    yield launch
-    for launched in started:
-        family = launched.children() if launched.process.poll() is None else []
-        launched.process.kill()
-        launched.process.wait(5)
-        assert_all_end(family, 5)
-        shutil.rmtree(launched.folder)
-
-
-def serving(start: Start, **options: object) -> LaunchedServer:
-    launched = start(**options)
-    launched.wait_until(lambda: launched.status() == 200)
-    return launched
-
-
-class LineStream(threading.Thread):
-    """Reads an endless answer until something ends it."""
-
-    def __init__(self, launched: LaunchedServer, **changes: object) -> None:
-        super().__init__()
-        self._url, self._body = f"{launched.url}/v1/completions", {**ENDLESS, **changes}
-        self.lines: list[str] = []
-        self.broken = False
-        self.start()
-        launched.wait_until(lambda: len(self.lines) > 2)
-
-    def run(self) -> None:
-        try:
-            with httpx.stream("POST", self._url, json=self._body, timeout=30) as response:
-                for line in response.iter_lines():
-                    if line:
-                        self.lines.append(line)
-        except httpx.TransportError:
-            self.broken = True
-
-    def ended(self) -> list[str]:
-        self.join(20)
-        assert not self.is_alive()
-        return self.lines
-
-
-def test_while_draining_new_requests_are_refused_and_the_open_one_ends_whole(start: Start):
-    launched = serving(start)
-    stream = LineStream(launched, max_tokens=120)  # more than two seconds
-    launched.process.send_signal(signal.SIGTERM)
-    launched.wait_until(lambda: launched.status() == 503, 2)
-    refused = httpx.post(f"{launched.url}/v1/completions", json=REQUEST)
-    assert refused.status_code == 503
-    assert refused.json()["error"]["code"] == "draining"
-    assert refused.headers["retry-after"].isdigit()
-    assert refused.headers["connection"] == "close"
-    assert launched.status("/readyz") == 503
-    assert launched.status("/livez") == 200
-    lines = stream.ended()
-    assert lines[-1] == "data: [DONE]" and not stream.broken
-    assert not any('"error"' in line for line in lines)
-    assert launched.process.wait(10) == 0
-
-
-def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
-    launched = serving(start, drain_seconds=0.5)
-    stream = LineStream(launched)
-    launched.process.send_signal(signal.SIGINT)
-    lines = stream.ended()
-    assert lines[-1] == "data: [DONE]" and not stream.broken
-    assert "the server is shutting down" in lines[-2]
-    assert launched.process.wait(10) == 0
-
-
-def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
-    launched = serving(start, drain_seconds=60)
-    stream = LineStream(launched)
-    launched.process.send_signal(signal.SIGTERM)
-    launched.wait_until(lambda: launched.status() == 503)
-    launched.child(STUB_ENGINE).kill()
-    assert launched.process.wait(10) == 0
-    lines = stream.ended()
-    assert lines[-1] == "data: [DONE]" and not stream.broken
-    assert "SIGKILL" in lines[-2]
-
-
-def test_a_second_signal_ends_everything_at_once(start: Start):
-    launched = serving(start, drain_seconds=60)
-    stream, family = LineStream(launched), launched.children()
-    launched.process.send_signal(signal.SIGINT)
-    launched.wait_until(lambda: launched.status() == 503)
-    launched.process.send_signal(signal.SIGINT)
-    launched.process.wait(5)
-    stream.ended()
-    assert_all_end(family, 1)
-    assert "did not end" not in launched.log.read_text()
-
-
-def test_a_second_signal_ends_an_engine_that_ignores_signals(start: Start):
-    launched = serving(start)
-    family, api = launched.children(), launched.child("server.process.api_process")
-    launched.child(STUB_ENGINE).suspend()
-    launched.process.send_signal(signal.SIGTERM)
-    launched.wait_until(lambda: not alive(api))
-    launched.process.send_signal(signal.SIGTERM)
-    assert launched.process.wait(5) == 0
-    assert_all_end(family, 1)
-    assert "did not end" not in launched.log.read_text()
+from tests.support.server.launched_server import (
+    REQUEST,
+    STUB_ENGINE,
+    LineStream,
+    Start,
+    assert_all_end,
+    serving,
+)
 
 
 def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
@@ -307,7 +116,7 @@ def test_while_loading_health_says_what_is_being_loaded(start: Start):
 
 
 def test_a_server_that_is_still_loading_stops_at_once_on_a_signal(start: Start):
-    launched = start("loading", drain_seconds=60)
+    launched = start("loading", drain_delay=60, drain_seconds=60)
     launched.wait_until(lambda: launched.status() == 503)
     family = launched.children()
     launched.process.send_signal(signal.SIGTERM)

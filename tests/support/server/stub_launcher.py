@@ -1,6 +1,6 @@
 """The real launcher around stub_engine.
 
-`python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE`
+`python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE DRAIN_DELAY`
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ import sys
 
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
-from server.process.launcher import bind, launch
+from server.process.launcher import launch
+from server.process.listener import bind
 from server.process.logs import set_up_logging
 
 
@@ -19,6 +20,7 @@ def main() -> int:
     config = ServerConfig(
         port=port,
         drain_seconds=drain_seconds,
+        drain_delay=float(sys.argv[5]),
         api_workers=api_workers,
         model_directory=str(built_in_directory()),
         response_store=sys.argv[4],

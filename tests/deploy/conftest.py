@@ -1,0 +1,39 @@
+"""What deploy/ ships, run by the programs that it is for: `make test-deploy`.
+
+A test whose program is not installed is skipped, and says which one.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # which a user's PATH may lack
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder have the mark `deploy`, which `make test` leaves out."""
+    for item in items:
+        if FOLDER in item.path.parents:
+            item.add_marker("deploy")
+
+
+def program(name: str, package: str) -> str:
+    """The path of a program; skips the test if it is not installed."""
+    found = shutil.which(name) or shutil.which(name, path=ADMIN_PATH)
+    if found is None:
+        pytest.skip(f"{name} is not installed: apt-get install {package}")
+    return found
+
+
+@pytest.fixture(scope="session")
+def nginx_program() -> str:
+    return program("nginx", "nginx-light")
+
+
+@pytest.fixture(scope="session")
+def haproxy_program() -> str:
+    return program("haproxy", "haproxy")
