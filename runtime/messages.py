@@ -179,12 +179,16 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     tokens: bytes = b""
 
 
+DOWNLOAD = "download"  # the phase of Progress whose numbers are bytes
+
+
 class Progress(Struct, frozen=True, array_like=True, tag="progress"):
-    """What the engine is doing before it is ready."""
+    """What is being done before the engine is ready; of a download, by the process that does it."""
 
     phase: str
     done: int = 0
     total: int = 0
+    seconds_left: int | None = None
 
 
 class Ready(Struct, frozen=True, array_like=True, tag="ready"):

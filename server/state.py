@@ -19,6 +19,7 @@ from server.engine import Engine
 from server.errors import FieldPath, NotFound
 from server.generation.admission import Admission
 from server.generation.request_log import RequestLog
+from server.loaded_model import LoadedModel, loading
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.tool_calls.output_parser import OutputFormats
@@ -28,7 +29,7 @@ from server.tool_calls.output_parser import OutputFormats
 class ServerState:
     config: ServerConfig
     client: Engine
-    tokenizer: ChatTokenizer
+    model: LoadedModel
     metrics: Metrics
     requests: RequestLog = field(default_factory=RequestLog)
     # Of batch lines, which are so many that they would displace all others.
@@ -38,6 +39,13 @@ class ServerState:
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
     bounded: bool = True  # False for lines of batches: they do not count against --max-queue
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
+
+    @property
+    def tokenizer(self) -> ChatTokenizer:
+        """Raises Unavailable until it is loaded."""
+        if self.model.tokenizer is None:
+            raise loading(self.client)
+        return self.model.tokenizer
 
     @cached_property
     def admission(self) -> Admission:

@@ -220,7 +220,7 @@ def _failed(id: int, reason: str) -> RequestOutput:
 
 
 class ClientNotifier:
-    """Notifies every API process, on behalf of the launcher, that the engine process ended."""
+    """Tells every API process what the engine cannot: that it ended, or what goes before it."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]
@@ -229,6 +229,10 @@ class ClientNotifier:
         """Send EngineDown; `epoch` is that of the engine that ended."""
         for sender in self._senders:
             sender.send(EngineDown(reason, epoch))
+
+    def progress(self, progress: Progress) -> None:
+        for sender in self._senders:
+            sender.send(progress)
 
     def close(self) -> None:
         for sender in self._senders:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.util
-import io
 import logging
 import re
 import stat
-import sys
-import time
+from functools import partial
 from pathlib import Path
-from typing import Any
 
+from server.cli.download_progress import DownloadProgress, Report, progress_bars
 from server.cli.main import UsageError
-
-log = logging.getLogger("wavefill.model")
 
 BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles: they can run code when they are read.
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
 CONFIG_ONLY = ("config.json", "generation_config.json")
-LOG_SECONDS = 10.0  # between two lines about a download, where there is no terminal for a bar
 FULL = "No space left on device"
 # Of the folder that a download goes to, not of the network.
 CACHE_ERRORS = {
@@ -43,6 +39,12 @@ def resolve_model(
     `name` is "tiny-chat", a directory, or a Hugging Face id, which is downloaded unless it is in
     the local cache.  Raises ModelNotFound.
     """
+    local = find_local(name)
+    return local or (download(name, revision, patterns), name)
+
+
+def find_local(name: str) -> tuple[Path, str] | None:
+    """As `resolve_model`, without a download: None for a Hub id.  Raises ModelNotFound."""
     if name == BUILT_IN:
         return built_in_directory(), BUILT_IN
     path = _expanded(name)
@@ -64,7 +66,7 @@ def resolve_model(
             f"{name}: no such directory, and not a Hub id like Qwen/Qwen3-0.6B: "
             f"give one of them, or {BUILT_IN} for the built-in model"
         )
-    return download(name, revision, patterns), name
+    return None
 
 
 def _expanded(name: str) -> Path:
@@ -94,15 +96,22 @@ def built_in_directory() -> Path:
 
 
 def download(
-    name: str, revision: str | None = None, patterns: tuple[str, ...] = MODEL_FILES
+    name: str,
+    revision: str | None = None,
+    patterns: tuple[str, ...] = MODEL_FILES,
+    report: Report | None = None,
 ) -> Path:
-    """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound."""
+    """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound.
+
+    `report` is told how far it is, in threads.
+    """
     from huggingface_hub import (
         constants,
         errors,
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
+    missing = partial(_missing_bytes, name, revision, patterns)
     # The root logger logs its messages already.
     logging.getLogger("huggingface_hub").handlers.clear()
     try:
@@ -110,7 +119,7 @@ def download(
             name,
             revision=revision,
             allow_patterns=list(patterns),
-            tqdm_class=None if sys.stderr.isatty() else logged_progress(name),
+            tqdm_class=progress_bars(DownloadProgress(name, missing, report)),
         )
     except errors.GatedRepoError:
         raise ModelNotFound(
@@ -140,22 +149,21 @@ def download(
     return Path(folder)
 
 
-def logged_progress(name: str) -> type[Any]:
-    """A progress bar that is a line of the log every LOG_SECONDS."""
-    from huggingface_hub.utils import are_progress_bars_disabled, tqdm
+def _missing_bytes(name: str, revision: str | None, patterns: tuple[str, ...]) -> int:
+    """The size of all files that are to be downloaded; 0 if the Hub does not say.
 
-    class LoggedProgress(tqdm):
-        _last_logged = time.monotonic()
+    A thread that the process does not wait for at its end asks.  So it must not use the library's
+    bars, whose lock it would hold for ever: the process would never end.
+    """
+    from huggingface_hub import HfApi, try_to_load_from_cache
+    from huggingface_hub.utils import filter_repo_objects
 
-        def __init__(self, *args: Any, **options: Any) -> None:
-            options |= {"disable": are_progress_bars_disabled(), "file": io.StringIO()}
-            super().__init__(*args, **options)  # pyright: ignore[reportUnknownMemberType]
-
-        def display(self, msg: str | None = None, pos: int | None = None) -> None:
-            now = time.monotonic()
-            if self.unit == "B" and self.total and now - LoggedProgress._last_logged >= LOG_SECONDS:
-                LoggedProgress._last_logged = now
-                done, total = int(self.n) >> 20, int(self.total) >> 20
-                log.info("%s: %d of %d MiB are here", name, done, total)
-
-    return LoggedProgress
+    with contextlib.suppress(Exception):  # it is for a percentage only
+        info = HfApi().model_info(name, revision=revision or "main", files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        return sum(
+            sizes[path]
+            for path in filter_repo_objects(sizes, allow_patterns=list(patterns))
+            if not isinstance(try_to_load_from_cache(name, path, revision=info.sha), str)
+        )
+    return 0

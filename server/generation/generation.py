@@ -17,6 +17,7 @@ from server.generation.answer_text import AnswerText
 from server.generation.choice import Choice, Chunk
 from server.generation.generated_answer import GeneratedAnswer
 from server.generation.sampling_params import seed_of_choice
+from server.loaded_model import loading
 from server.state import ServerState
 from server.tool_calls.output_parser import OutputParser
 
@@ -36,7 +37,7 @@ class Sink(Protocol):
 def require_ready(state: ServerState) -> Ready:
     """The engine's Ready message.  Raises Unavailable while the engine loads or is down."""
     client = state.client
-    if client.ready is not None:
+    if client.ready is not None and state.model.tokenizer is not None:
         return client.ready
     if client.down is not None:
         raise Unavailable(
@@ -45,14 +46,7 @@ def require_ready(state: ServerState) -> Ready:
             code="engine_down",
             retry_after_s=5,
         )
-    progress = client.progress
-    doing = "starting"
-    if progress is not None:
-        share = f" {progress.done}/{progress.total}" if progress.total else ""
-        doing = f"{progress.phase}{share}"
-    raise Unavailable(
-        "the model is not loaded yet ({}): try again soon", doing, code="loading", retry_after_s=2
-    )
+    raise loading(client)
 
 
 class Generation:

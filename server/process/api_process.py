@@ -1,21 +1,19 @@
 """One API process: `python -m server.process.api_process`, started by the launcher.
 
 It reads `ApiProcessArgs` as one line of JSON from stdin, and ends when stdin does, which means that
-its parent is dead.  SIGTERM drains (server/process/drain.py); then the process ends with code 0.
+the launcher is gone.  It answers at once, and loads the tokenizer meanwhile.  SIGTERM drains (see
+server/process/drain.py); then the process ends with code 0.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
-import threading
-from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -31,38 +29,37 @@ from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.generation.request_log import RequestLog
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.process.drain import drain
 from server.process.http_server import http_server
 from server.process.logs import set_up_logging
+from server.process.messages import ApiProcessArgs, ModelFound
+from server.process.parent import read_args, watch
 from server.process.start_report import Reporter
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from server.state import ServerState
 
 log = logging.getLogger("wavefill.server")
 
-ORPHANED = 3  # exit code
 DAY_SECONDS = 86400.0
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
-class ApiProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
-    """The message of the launcher on stdin."""
-
-    config: ServerConfig
-    index: int
-    engine_address: str
-    own_address: str
-    listener: int  # file descriptor
-
-
 async def serve(start: ApiProcessArgs) -> None:
-    """Answer requests until SIGTERM, then drain.
+    """Answer requests until SIGTERM, then drain.  Until the model is loaded, they get 503.
 
     Raises TokenizerError, StoreUnusable, DataError.
     """
-    config = start.config
-    tokenizer = tokenizer_of(config)
+    config, loop = start.config, asyncio.get_running_loop()
+    found: asyncio.Future[str] = loop.create_future()  # the directory of the model
+    if config.model_directory:
+        found.set_result(config.model_directory)
+
+    def on_line(line: bytes) -> None:
+        loop.call_soon_threadsafe(on_message, line, found)
+
+    watch(on_line)
     client = EngineClient(
         start.index,
         start.engine_address,
@@ -85,7 +82,7 @@ async def serve(start: ApiProcessArgs) -> None:
     state = ServerState(
         config,
         client,
-        tokenizer,
+        LoadedModel(),
         metrics,
         requests=RequestLog(config.request_history),
         batch_requests=RequestLog(config.request_history),
@@ -93,54 +90,86 @@ async def serve(start: ApiProcessArgs) -> None:
         batches=batches,
     )
     app = create_app(state)
-    server = http_server(app, config)
+    server, listener = http_server(app, config), socket.socket(fileno=start.listener)
+    work = BackgroundWork(start, state)
+    drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
+
+    def on_sigterm() -> None:
+        gate = app.state.drain_state
+        drains.append(loop.create_task(drain(server, listener, gate, state, work.stop_batches)))
+
+    loop.add_signal_handler(signal.SIGTERM, on_sigterm)
+    serving = loop.create_task(server.serve([listener]))
+    loading = loop.create_task(load_model(state, found))
+    try:
+        await asyncio.wait({serving, loading}, return_when="FIRST_COMPLETED")
+        if loading.done():
+            loading.result()
+            work.start()
+        await serving
+    finally:
+        loading.cancel()
+        await work.close()
+
+
+def on_message(line: bytes, found: asyncio.Future[str]) -> None:
+    """A line of the launcher."""
+    message = msgspec.json.decode(line, type=ModelFound)
+    if not found.done():
+        found.set_result(message.directory)
+
+
+async def load_model(state: ServerState, found: asyncio.Future[str]) -> None:
+    """Raises TokenizerError."""
+    config, directory = state.config, await found
+    tokenizer = await asyncio.to_thread(tokenizer_of, config, directory)
+    state.model.set(tokenizer, directory)
     gc.collect()
     gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
-    async with background_work(start, state) as runner:
-        loop = asyncio.get_running_loop()
-        listener = socket.socket(fileno=start.listener)
-        drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
-
-        def on_sigterm() -> None:
-            gate = app.state.drain_state
-            drains.append(loop.create_task(drain(server, listener, gate, state, runner)))
-
-        loop.add_signal_handler(signal.SIGTERM, on_sigterm)
-        await server.serve([listener])
 
 
-def tokenizer_of(config: ServerConfig) -> ChatTokenizer:
+def tokenizer_of(config: ServerConfig, directory: str) -> ChatTokenizer:
     """Raises TokenizerError."""
     return ChatTokenizer.load(
-        config.model_directory,
+        directory,
         chat_template=config.chat_template,
         special_in_content=config.special_tokens_in_content,
     )
 
 
-@contextlib.asynccontextmanager
-async def background_work(
-    start: ApiProcessArgs, state: ServerState
-) -> AsyncGenerator[asyncio.Task[None] | None]:
-    """Runs the start report, and batches, whose task is yielded."""
-    config, client, batches = start.config, state.client, state.batches
-    # One process reports for all of them.
-    reporter = Reporter(config, client, chats=state.tokenizer.template is not None)
-    report = asyncio.create_task(reporter.run()) if start.index == 0 else None
-    runner = None
-    if batches is not None:
-        batch_runner = BatchRunner(batches, line_app(state), client, config, state.metrics)
-        runner = asyncio.create_task(batch_runner.run())
-    try:
-        yield runner
-    finally:
-        if report is not None:
-            report.cancel()
-        if runner is not None and batches is not None:
-            runner.cancel()
-            await asyncio.gather(runner, return_exceptions=True)
-            batches.close()
+class BackgroundWork:
+    """The start report, and the batches, from when the model is loaded."""
+
+    def __init__(self, start: ApiProcessArgs, state: ServerState) -> None:
+        self._start, self._state = start, state
+        self._report: asyncio.Task[None] | None = None
+        self._runner: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        state, config = self._state, self._state.config
+        if self._start.index == 0:  # one process reports for all of them
+            chats = state.tokenizer.template is not None
+            reporter = Reporter(config, state.client, chats=chats)
+            self._report = asyncio.create_task(reporter.run())
+        if state.batches is not None:
+            app = line_app(state)
+            runner = BatchRunner(state.batches, app, state.client, config, state.metrics)
+            self._runner = asyncio.create_task(runner.run())
+
+    def stop_batches(self) -> None:
+        """Unfinished lines run after the next start."""
+        if self._runner is not None:
+            self._runner.cancel()
+
+    async def close(self) -> None:
+        if self._report is not None:
+            self._report.cancel()
+        self.stop_batches()
+        if self._runner is not None:
+            await asyncio.gather(self._runner, return_exceptions=True)
+        if self._state.batches is not None:
+            self._state.batches.close()
 
 
 def response_store(start: ApiProcessArgs) -> ResponseStore:
@@ -153,26 +182,9 @@ def response_store(start: ApiProcessArgs) -> ResponseStore:
     return ResponseStore(path, limits, start.index, config.api_workers)
 
 
-def die_with_parent() -> None:
-    """End this process at once when stdin ends."""
-
-    def watch() -> None:
-        while os.read(0, 4096):
-            pass
-        os._exit(ORPHANED)
-
-    threading.Thread(target=watch, name="death-pipe", daemon=True).start()
-
-
 def main() -> None:
-    # Ctrl-C in a terminal reaches the whole process group; the launcher decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     prometheus_client.disable_created_metrics()
-    line = sys.stdin.buffer.readline()
-    if not line:
-        sys.exit(ORPHANED)
-    start = msgspec.json.decode(line, type=ApiProcessArgs)
-    die_with_parent()
+    start = read_args(ApiProcessArgs)
     set_up_logging(start.config.log_level, start.config.log_format)
     try:
         uvloop.run(serve(start))

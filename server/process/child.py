@@ -56,6 +56,15 @@ class Child:
         with contextlib.suppress(ConnectionError):  # it died at once: wait() returns its code
             await self._process.stdin.drain()
 
+    def send(self, message: object) -> None:
+        """A further line of its stdin; nothing if it does not run."""
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.write(msgspec.json.encode(message) + b"\n")
+
+    @property
+    def started(self) -> bool:
+        return self._process is not None
+
     async def wait(self) -> int:
         assert self._process is not None
         return await self._process.wait()
@@ -73,6 +82,8 @@ class Child:
 
     async def stop(self, seconds: float) -> None:
         """Send SIGTERM, and SIGKILL if it still runs after `seconds`."""
+        if self._process is None:
+            return
         self.signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(self.wait(), seconds)

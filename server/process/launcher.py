@@ -1,5 +1,8 @@
 """The launcher: starts the engine process and the API processes, watches them, stops them in order.
 
+The API processes start first: they say how far the download is, if the model is on the Hub, and
+what the engine loads.
+
 It runs nothing that a request could break.  Its children die with it: each reads its stdin, and
 the end of stdin means that the launcher is gone, however it went.
 
@@ -22,10 +25,13 @@ from collections.abc import Awaitable, Callable, Generator
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from runtime.ipc.client import ClientNotifier
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
 from server.process.file_lock import file_lock
+from server.process.messages import ApiProcessArgs, DownloadArgs, ModelFound
 
 log = logging.getLogger("wavefill.launcher")
 
@@ -43,14 +49,22 @@ class Launcher:
     """The engine, the API processes, and the directory of the sockets between them."""
 
     def __init__(
-        self, config: ServerConfig, listener: socket.socket, directory: Path, engine_module: str
+        self,
+        config: ServerConfig,
+        listener: socket.socket,
+        directory: Path,
+        engine_module: str,
+        revision: str,
     ) -> None:
         self._config = config
+        self._revision = revision
         self._listener = listener
         self._engine_address = f"ipc://{directory / 'engine'}"
         indices = range(config.api_workers)
         self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
         self._engine = Child("the engine", engine_module)
+        self._download = Child("the download", "server.cli.hub_download")
+        self._found = directory / "model"  # gets the directory of a model that is downloaded
         variables: dict[str, str] = {}
         if config.api_workers > 1:
             # They count in files of this folder, so that each of them can sum all.
@@ -70,11 +84,9 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        indices = range(len(self._apis))
-        await asyncio.gather(*map(self._start_api, indices), self._start_engine())
-        engine = self._watch(self._engine, self._start_engine, self._engine_ended)
+        await asyncio.gather(*map(self._start_api, range(len(self._apis))))
         watchers = [
-            asyncio.create_task(engine),
+            asyncio.create_task(self._run_engine()),
             *(
                 asyncio.create_task(
                     self._watch(api, partial(self._start_api, index), partial(_log_end, api.name))
@@ -97,6 +109,35 @@ class Launcher:
             self._killed.set()
         self._stop.set()
 
+    async def _run_engine(self) -> int:
+        """Find the model's files, then run the engine on them; returns the code to end with."""
+        if not self._config.model_directory:
+            await self._start_download()
+            report = partial(_log_end, self._download.name)
+            code = await self._watch(self._download, self._start_download, report, done=(0,))
+            if code:
+                return code
+            self._take_model(self._found.read_text(encoding="utf-8"))
+        await self._start_engine()
+        return await self._watch(self._engine, self._start_engine, self._engine_ended)
+
+    async def _start_download(self) -> None:
+        await self._download.start(
+            DownloadArgs(
+                name=self._config.engine.model,
+                revision=self._revision,
+                client_addresses=self._api_addresses,
+                result=str(self._found),
+                config=self._config,
+            )
+        )
+
+    def _take_model(self, directory: str) -> None:
+        engine = replace(self._config.engine, model=directory)
+        self._config = replace(self._config, model_directory=directory, engine=engine)
+        for api in self._apis:
+            api.send(ModelFound(directory))
+
     async def _start_engine(self) -> None:
         self._epoch += 1
         await self._engine.start(
@@ -111,25 +152,30 @@ class Launcher:
 
     async def _start_api(self, index: int) -> None:
         await self._apis[index].start(
-            {
-                "config": self._config,
-                "index": index,
-                "engine_address": self._engine_address,
-                "own_address": self._api_addresses[index],
-                "listener": self._listener.fileno(),
-            }
+            ApiProcessArgs(
+                config=self._config,
+                index=index,
+                engine_address=self._engine_address,
+                own_address=self._api_addresses[index],
+                listener=self._listener.fileno(),
+            )
         )
 
     async def _watch(
-        self, child: Child, start: Callable[[], Awaitable[None]], report: Callable[[int], None]
+        self,
+        child: Child,
+        start: Callable[[], Awaitable[None]],
+        report: Callable[[int], None],
+        done: tuple[int, ...] = (),
     ) -> int:
         """Report the exit code of a child that dies and restart it; returns the code to end with.
 
-        The Hello of a new API process ends the requests that the dead one had.
+        A child that ends with a code of `done` is not restarted.  The Hello of a new API process
+        ends the requests that the dead one had.
         """
         while True:
             code = await child.wait()
-            if code == CONFIGURATION_ERROR:
+            if code == CONFIGURATION_ERROR or code in done:
                 return code
             report(code)
             delay = child.died()
@@ -149,7 +195,8 @@ class Launcher:
 
     async def _notify_during_drain(self) -> None:
         """During the drain the engine is not restarted: clients must not wait for it."""
-        self._notify_clients(await self._engine.wait())
+        if self._engine.started:
+            self._notify_clients(await self._engine.wait())
 
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
@@ -159,7 +206,7 @@ class Launcher:
         watching = asyncio.create_task(self._notify_during_drain())
         await self._end(self._apis, seconds)
         watching.cancel()
-        await self._end([self._engine], STOP_SECONDS)
+        await self._end([self._download, self._engine], STOP_SECONDS)
 
     async def _end(self, children: list[Child], seconds: float) -> None:
         """Stop them; from the second signal on at once."""
@@ -227,12 +274,17 @@ def store_lock(file: str) -> Generator[None]:
 
 
 def launch(
-    config: ServerConfig, listener: socket.socket, engine_module: str = "runtime.engine.process"
+    config: ServerConfig,
+    listener: socket.socket,
+    engine_module: str = "runtime.engine.process",
+    revision: str = "",
 ) -> int:
     """Run the server on an open listener; returns the exit code.
 
-    Raises LaunchError.
+    Without `config.model_directory`, `config.engine.model` is a Hub id, which is downloaded in this
+    revision.  Raises LaunchError.
     """
 
     with store_lock(config.response_store), socket_directory() as directory:
-        return asyncio.run(Launcher(config, listener, directory, engine_module).run())
+        launcher = Launcher(config, listener, directory, engine_module, revision)
+        return asyncio.run(launcher.run())

@@ -9,7 +9,7 @@ import time
 from importlib.metadata import version
 from typing import get_args
 
-from runtime.messages import Ready, Stats
+from runtime.messages import DOWNLOAD, Ready, Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
 
@@ -57,7 +57,7 @@ class Reporter:
     def _loading(self) -> None:
         """One line for each phase, and one for each tenth of a phase that takes a while."""
         progress = self._client.progress
-        if progress is None:
+        if progress is None or progress.phase == DOWNLOAD:  # which has bars or lines of its own
             return
         tenths = 10 * progress.done // progress.total if progress.total else 0
         if progress.phase != self._phase:

@@ -132,10 +132,10 @@ def test_a_server_that_loads_says_so_and_the_page_goes_on_by_itself(
     fake: FakeServer, open_tab: Callable[..., Tab]
 ):
     fake.engine.ready = None
-    fake.engine.progress = Progress("load weights", 3, 8)
+    fake.engine.progress = Progress("weights", 3, 8)
     tab = open_tab(fake.url)
     tab.page.goto(fake.url)
-    expect(tab.page.locator("#status")).to_contain_text("load weights 3/8")
+    expect(tab.page.locator("#status")).to_contain_text("loading weights 37 %")
     fake.engine.ready = ready(100_000)
     expect(tab.page.locator("#status")).to_be_hidden()
     assert tab.ask("Hi")

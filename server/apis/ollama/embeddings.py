@@ -141,8 +141,7 @@ async def _compute(
     normalize: bool = True,
 ) -> tuple[list[bytes], PoolingJob]:
     """Little-endian float32, one entry a text, and the finished job.  Raises RequestError."""
-    config = state.config
-    kind = pooling_of(config.model_directory, config.pooling, None, "start it with --pooling")
+    kind = pooling_of(state.model.directory, state.config.pooling, None, "start it with --pooling")
     with reserve_prompts(state, len(inputs)) as slots:
         prompts = await tokenize_inputs(state, ready, inputs)
         pooling = PoolingParams(kind, size, normalize)

@@ -81,8 +81,8 @@ class EmbeddingCall(Generic[P]):
 
         Raises RequestError.
         """
-        config = self.state.config
-        kind = pooling_of(config.model_directory, config.pooling, self.body.pooling)
+        model, config = self.state.model, self.state.config
+        kind = pooling_of(model.directory, config.pooling, self.body.pooling)
         with reserve_prompts(self.state, len(inputs)) as slots:
             job = PoolingJob(
                 self.state,

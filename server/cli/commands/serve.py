@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from runtime.config import EngineConfig
 from server.cli.flags import add_flags, add_model_arguments, read_flags, unknown_variables
 from server.cli.main import UsageError
-from server.cli.model_source import BUILT_IN, resolve_model
+from server.cli.model_source import BUILT_IN, find_local
 from server.config import ServerConfig
 
 log = logging.getLogger("wavefill.launcher")
@@ -69,9 +69,12 @@ def run(args: argparse.Namespace) -> int:
         log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
     with listener:
         try:
-            revision = args.revision or os.environ.get("WAVEFILL_REVISION")
-            directory, name = resolve_model(config.engine.model, revision)
-            return launch(with_model(config, str(directory), name), listener)
+            local = find_local(config.engine.model)
+            if local is not None:
+                return launch(with_model(config, str(local[0]), local[1]), listener)
+            revision = args.revision or os.environ.get("WAVEFILL_REVISION") or ""
+            named = replace(config, served_names=config.served_names or (config.engine.model,))
+            return launch(named, listener, revision=revision)
         except LaunchError as error:
             raise UsageError(str(error)) from None
 

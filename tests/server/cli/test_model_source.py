@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from server.cli.model_source import ModelNotFound, logged_progress, resolve_model
+from server.cli.download_progress import DownloadProgress, progress_bars
+from server.cli.model_source import ModelNotFound, resolve_model
 from tests.support.server.fake_hub import FakeHub, fake_hub
 
 FILES = {
@@ -123,6 +124,13 @@ def test_pull_fetches_what_cannot_run_code_and_nothing_else(hub: FakeHub, tmp_pa
         assert (Path(folder) / name).read_bytes() == FILES[name]
 
 
+def test_a_hub_that_does_not_tell_sizes_in_time_delays_nothing(hub: FakeHub, tmp_path: Path):
+    hub.holds_sizes = True
+    code, folder, errors = pull(hub, tmp_path, "org/model")
+    assert code == 0, errors
+    assert (Path(folder) / "config.json").is_file()
+
+
 def test_a_pulled_model_is_found_without_a_network(hub: FakeHub, tmp_path: Path):
     _, folder, _ = pull(hub, tmp_path, "org/model")
     hub.status = 503
@@ -159,8 +167,8 @@ def test_offline_without_the_model_says_what_to_do(hub: FakeHub, tmp_path: Path)
 def test_a_download_without_a_terminal_logs_its_progress(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("server.cli.model_source.LOG_SECONDS", 0.0)
-    with caplog.at_level("INFO"), logged_progress("org/model")(total=9 << 20, unit="B") as progress:
-        progress.update(3 << 20)
-        progress.refresh()
+    monkeypatch.setattr("server.cli.download_progress.LOG_SECONDS", 0.0)
+    bars = progress_bars(DownloadProgress("org/model", lambda: 0, None))
+    with caplog.at_level("INFO"), bars(total=9 << 20, unit="B") as bar:
+        bar.update(3 << 20)
     assert "org/model: 3 of 9 MiB are here" in caplog.messages

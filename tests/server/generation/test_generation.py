@@ -316,7 +316,7 @@ def test_a_loading_model_is_503_and_says_what_is_being_done(fake: FakeServer):
     assert "starting" in answer.json()["error"]["message"]
     fake.engine.progress = Progress("reading weights", 3, 10)
     answer = refused(fake, 503, "loading", stream=True)
-    assert "reading weights 3/10" in answer.json()["error"]["message"]
+    assert "reading weights 30 %" in answer.json()["error"]["message"]
     assert int(answer.headers["retry-after"]) > 0
     fake.engine.ready = ready()
     post(fake)

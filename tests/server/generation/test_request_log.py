@@ -20,6 +20,7 @@ from server.app import create_app
 from server.generation.generation import MAX_CHOICES
 from server.generation.request_log import RequestLog
 from server.http.request_context import exchange
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
@@ -272,7 +273,7 @@ def guarded(tmp_path: Path) -> Iterator[str]:
     folder = write_tokenizer(tmp_path)
     config = fake_config(api_keys=("ann", "bob"))
     engine = FakeEngine(reply=lambda request: [1, 2])
-    state = ServerState(config, engine, ChatTokenizer.load(folder), Metrics())
+    state = ServerState(config, engine, LoadedModel(ChatTokenizer.load(folder)), Metrics())
     settings = uvicorn.Config(create_app(state), log_config=None, lifespan="off", port=0)
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run)

@@ -15,6 +15,7 @@ from server.apis.openai.chat_answer import ChatAnswer
 from server.apis.openai.chat_schema import ChatRequest
 from server.generation.chat_request import prepare_chat
 from server.http.validation import parse
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
@@ -80,7 +81,7 @@ async def settled() -> None:
 async def test_tokens_wait_together_while_the_client_does_not_read(folder: Path) -> None:
     engine = HeldEngine(reply=lambda request: [])
     tokenizer = ChatTokenizer.load(folder)
-    state = ServerState(fake_config(), engine, tokenizer, Metrics())
+    state = ServerState(fake_config(), engine, LoadedModel(tokenizer), Metrics())
     body = parse(ChatRequest, dict(BODY), {})
     generation = await prepare_chat(state, body, b"")
     reader = SlowReader()

@@ -28,6 +28,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         api_workers: int = 1,
         store: str = "",
         drain_delay: float = 0.0,
+        **variables: str,
     ) -> LaunchedServer:
         # The name of a socket has room for a short directory only.
         port, log, sockets = free_port(), tmp_path / "log", Path(tempfile.mkdtemp(prefix="s-"))
@@ -44,6 +45,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     "STUB_ENGINE": mode,
                     "PYTHONPATH": str(ROOT),
                     "TMPDIR": str(sockets),
+                    **variables,
                 },
                 start_new_session=True,
             )

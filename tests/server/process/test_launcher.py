@@ -110,7 +110,7 @@ def test_a_wrong_configuration_of_the_engine_ends_all_with_code_2(start: Start):
 def test_while_loading_health_says_what_is_being_loaded(start: Start):
     launched = start("loading")
     launched.wait_until(lambda: launched.status() == 503)
-    launched.wait_until(lambda: "load weights 1/4" in launched.get("/readyz").text)
+    launched.wait_until(lambda: "load weights 25 %" in launched.get("/readyz").text)
     assert launched.status("/livez") == 200
     assert httpx.post(f"{launched.url}/v1/completions", json=REQUEST).status_code == 503
 

@@ -232,8 +232,7 @@ def prompt(fake: FakeServer) -> list[str]:
 @pytest.mark.parametrize("value", ["allow", "text"])
 def test_an_api_process_loads_its_tokenizer_as_the_option_says(value: Literal["allow", "text"]):
     directory = str(built_in_directory())
-    config = ServerConfig(model_directory=directory, special_tokens_in_content=value)
-    tokenizer = tokenizer_of(config)
+    tokenizer = tokenizer_of(ServerConfig(special_tokens_in_content=value), directory)
     forged = tokenizer.render([{"role": "user", "content": "<|im_end|>"}])
     tokens = tokenizer.encode_prompt(forged)
     assert len(controls_in(tokenizer, tokens, TINY_WORDS)) == (3 if value == "text" else 4)

@@ -18,6 +18,7 @@ import httpx2 as httpx
 from server.app import create_app, line_app
 from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
@@ -127,7 +128,7 @@ async def batch_server(
     clock = clock or FakeClock()
     store = BatchStore(Path(settings.data_dir), max_bytes=settings.max_data_bytes, clock=clock)
     client: Any = engine
-    state = ServerState(settings, client, tokenizer, Metrics(), batches=store)
+    state = ServerState(settings, client, LoadedModel(tokenizer), Metrics(), batches=store)
     transport = httpx.ASGITransport(create_app(state))
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with httpx.AsyncClient(

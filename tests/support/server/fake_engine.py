@@ -35,6 +35,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.http.connection import BoundedProtocol
 from server.http.connection_limit import ConnectionLimit
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
@@ -281,7 +282,9 @@ def fake_server(
         write_tokenizer(folder, template=template), special_in_content=special_in_content
     )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
-    state = ServerState(fake_config(**config), engine, tokenizer, Metrics(), batches=batches)
+    state = ServerState(
+        fake_config(**config), engine, LoadedModel(tokenizer), Metrics(), batches=batches
+    )
     listener = socket.create_server(("127.0.0.1", 0))
     protocol: Any = partial(BoundedProtocol, limit=ConnectionLimit(connections))
     settings = uvicorn.Config(

@@ -6,7 +6,8 @@ import contextlib
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -22,6 +23,20 @@ class FakeHub:
     status: int = 200
     code: str = ""
     fetched: list[str] = field(default_factory=list)
+    held: str = ""  # a file of which two thirds are sent, and the rest after `released`
+    holds_sizes: bool = False  # who asks for the sizes of all files gets them after `released`
+    released: threading.Event = field(default_factory=threading.Event)
+
+    def send(self, name: str, data: bytes, write: Callable[[bytes], object]) -> None:
+        if name != self.held:
+            write(data)
+            return
+        third = len(data) // 3
+        write(data[:third])
+        time.sleep(0.3)  # the caller counts them
+        write(data[third : 2 * third])
+        self.released.wait(60)
+        write(data[2 * third :])
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
         path = path.split("?")[0]
@@ -29,7 +44,8 @@ class FakeHub:
             return self.status, {"x-error-code": self.code}, b"{}"
         match path.strip("/").split("/"):
             case ["api", "models", "org", "model", "revision", "main"]:
-                siblings = [{"rfilename": name} for name in self.files]
+                sizes = {name: len(data) for name, data in self.files.items()}
+                siblings = [{"rfilename": name, "size": size} for name, size in sizes.items()]
                 info = {"id": "org/model", "sha": COMMIT, "siblings": siblings}
                 return 200, {}, json.dumps(info).encode()
             case ["api", "models", "org", "model", "tree", _]:
@@ -61,6 +77,8 @@ def fake_hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
             self._answer(body=True)
 
         def _answer(self, body: bool) -> None:
+            if hub.holds_sizes and "blobs=" in self.path:
+                hub.released.wait(60)
             status, headers, data = hub.answer(self.path)
             if body and "/resolve/" in self.path and status == 200:
                 hub.fetched.append(self.path.rsplit("/", 1)[1])
@@ -70,7 +88,8 @@ def fake_hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             if body:
-                self.wfile.write(data)
+                with contextlib.suppress(ConnectionError):  # the caller was stopped
+                    hub.send(self.path.rsplit("/", 1)[1], data, self.wfile.write)
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -82,6 +101,7 @@ def fake_hub(files: dict[str, bytes]) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         thread.join()
         server.server_close()

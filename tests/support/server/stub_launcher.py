@@ -1,12 +1,16 @@
 """The real launcher around stub_engine.
 
 `python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE DRAIN_DELAY`
+
+STUB_MODEL names a model of the Hub that takes the place of the built-in one.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
+from runtime.config import EngineConfig
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 from server.process.launcher import launch
@@ -16,13 +20,15 @@ from server.process.logs import set_up_logging
 
 def main() -> int:
     port, drain_seconds, api_workers = int(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    hub_model = os.environ.get("STUB_MODEL", "")
     set_up_logging("info", "text")
     config = ServerConfig(
         port=port,
         drain_seconds=drain_seconds,
         drain_delay=float(sys.argv[5]),
         api_workers=api_workers,
-        model_directory=str(built_in_directory()),
+        model_directory="" if hub_model else str(built_in_directory()),
+        engine=EngineConfig(model=hub_model or "tiny-chat"),
         response_store=sys.argv[4],
     )
     return launch(config, bind(config.host, port), engine_module="tests.support.server.stub_engine")

@@ -45,6 +45,7 @@ from runtime.ipc.client import EngineClient
 from runtime.messages import EngineRequest, FromEngine, RequestOutput, Stats, StepOutput, ToEngine
 from server.app import create_app
 from server.batches.background import ask
+from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
@@ -220,7 +221,7 @@ async def traced(folder: Path) -> tuple[Counter[str], Counter[str], bytes]:
     client = EngineClient(0, *addresses)
     await client.start()
     script = asyncio.ensure_future(engine(*addresses, tokenizer.encode(ANSWER)))
-    state = ServerState(fake_config(), client, tokenizer, Metrics())
+    state = ServerState(fake_config(), client, LoadedModel(tokenizer), Metrics())
     app = create_app(state)
     try:
         while client.ready is None:

@@ -132,7 +132,7 @@ def test_while_loading_a_probe_is_503_and_says_what_is_loaded(fake: FakeServer, 
     assert answer.status_code == 503
     assert int(answer.headers["retry-after"]) > 0
     assert answer.json()["error"]["code"] == "loading"
-    assert "load weights 3/8" in answer.json()["error"]["message"]
+    assert "load weights 37 %" in answer.json()["error"]["message"]
     assert get(fake, "/livez").status_code == 200
 
 

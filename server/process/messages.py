@@ -1,0 +1,33 @@
+"""What the launcher tells an API process on its stdin: its arguments, then what it learns later."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from server.config import ServerConfig
+
+
+class ApiProcessArgs(Struct, frozen=True, kw_only=True):
+    """The first line."""
+
+    config: ServerConfig
+    index: int
+    engine_address: str
+    own_address: str
+    listener: int  # file descriptor
+
+
+class ModelFound(Struct, frozen=True, tag="model"):
+    """Where the model's files are, if the configuration did not say it."""
+
+    directory: str
+
+
+class DownloadArgs(Struct, frozen=True, kw_only=True):
+    """The first line to the process that downloads the model."""
+
+    name: str
+    revision: str
+    client_addresses: list[str]  # of the API processes, which are told how far it is
+    result: str  # the file that gets the name of the directory
+    config: ServerConfig
