@@ -23,6 +23,7 @@ from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body
 from server.http import middleware
 from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
+from server.http.root_path import RootPathMiddleware
 from server.http.sse import ClientGone
 from server.pages import routes as pages
 from server.state import ServerState, state_of
@@ -52,6 +53,8 @@ def create_app(state: ServerState) -> FastAPI:
     app = _bare_app(state)
     middleware.install(app, state)
     app.add_middleware(ErrorFormatMiddleware)
+    if state.config.root_path:
+        app.add_middleware(RootPathMiddleware, root_path=state.config.root_path)
     return app
 
 
@@ -61,7 +64,13 @@ def line_app(state: ServerState) -> FastAPI:
 
 
 def _bare_app(state: ServerState) -> FastAPI:
-    app = DocumentedApp([module.endpoints for module in ROUTES], state.config.served_names[0])
+    config = state.config
+    app = DocumentedApp(
+        [module.endpoints for module in ROUTES],
+        config.served_names[0],
+        keys=bool(config.api_keys),
+        root_path=config.root_path,
+    )
     app.state.wavefill = state
     app.add_exception_handler(RequestError, _request_error)
     app.add_exception_handler(HTTPException, _http_error)

@@ -39,6 +39,7 @@ SERVER_FLAGS = {
     "max_file_bytes": "largest file that may be uploaded",
     "max_data_bytes": "largest total size of all files; uploads and batches stop at it",
     "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
+    "root_path": "path prefix under which a proxy serves this server, such as /llm",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
     "allowed_hosts": "values of the header Host to accept besides localhost, 127.0.0.1 and ::1; "
     "several with commas; * for all, as without the option where --host is no loopback address",
@@ -76,6 +77,7 @@ METAVARS = {
     "tool_format": "NAME",
     "reasoning_format": "NAME",
     "data_dir": "DIRECTORY",
+    "root_path": "PATH",
     "allowed_origins": "ORIGINS",
     "allowed_hosts": "HOSTS",
     "response_store": "FILE",

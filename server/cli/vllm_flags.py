@@ -45,7 +45,6 @@ REMEDIES = {
     "quantization": "take a checkpoint in float32, bfloat16 or float16",
     "random-seed": "use --seed",
     "reasoning-parser": "use --reasoning-format, if the chat template does not tell",
-    "root-path": "let a proxy in front strip it",
     "scheduling-policy": f"{NEEDLESS}, priorities always count",
     "speculative-config": f"{NEEDLESS}, there is no speculative decoding",
     "ssl-certfile": "let a proxy in front speak TLS",

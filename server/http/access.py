@@ -16,13 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.config import ServerConfig
 from server.errors import INVALID_REQUEST, RATE_LIMIT, SERVER_ERROR, error_body
+from server.http.paths import needs_no_key
 from server.http.request_context import OWNER
 
 Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
-PUBLIC_PATHS = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
-# The playground asks for a key itself, so it has to load without one.
-PAGE, PAGE_FILES = "/", "/pages/"
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})  # methods that change nothing
 DEFAULT_PORTS = {"http": "80", "https": "443"}
@@ -51,6 +49,21 @@ async def send_error(send: Send, status: int, body: bytes, headers: Headers) -> 
     await send({"type": "http.response.body", "body": body})
 
 
+class ApiKeys:
+    """The keys of the server, which change when their file is read again."""
+
+    def __init__(self, keys: tuple[str, ...]) -> None:
+        self._digests: frozenset[bytes] = frozenset()
+        self.replace(keys)
+
+    def replace(self, keys: tuple[str, ...]) -> None:
+        self._digests = frozenset(hashlib.sha256(key.encode()).digest() for key in keys)
+
+    def __contains__(self, digest: bytes) -> bool:
+        # All keys are compared, so that the time depends on none of them.
+        return any([hmac.compare_digest(digest, known) for known in self._digests])
+
+
 class ApiKeyMiddleware:
     """401 unless `Authorization: Bearer KEY` (or `x-api-key`) names one of the keys.
 
@@ -58,18 +71,17 @@ class ApiKeyMiddleware:
     another asked.
     """
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
-        self._digests = {hashlib.sha256(key.encode()).digest() for key in keys}
+        self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or _needs_no_key(scope["path"]):
+        if scope["type"] != "http" or needs_no_key(scope["path"]):
             await self._app(scope, receive, send)
             return
         key = _key_of(scope["headers"])
         digest = hashlib.sha256(key).digest()
-        # All keys are compared, so that the time depends on none of them.
-        if any([hmac.compare_digest(digest, known) for known in self._digests]):
+        if digest in self._keys:
             scope.setdefault("state", {})[OWNER] = digest
             await self._app(scope, receive, send)
             return
@@ -80,10 +92,6 @@ class ApiKeyMiddleware:
         headers = "`Authorization: Bearer KEY` (or `x-api-key: KEY`)"
         message = f"{reason}: send a key of this server in the header {headers}"
         await refuse(send, 401, message, code, [(b"www-authenticate", b"Bearer")])
-
-
-def _needs_no_key(path: str) -> bool:
-    return path in PUBLIC_PATHS or path == PAGE or path.startswith(PAGE_FILES)
 
 
 def _key_of(headers: Headers) -> bytes:

@@ -24,18 +24,18 @@ from server.errors import internal_error
 from server.generation.admission import Reason, full
 from server.http.access import (
     CLOSE,
-    PUBLIC_PATHS,
     ApiKeyMiddleware,
+    ApiKeys,
     BrowserGuard,
     Headers,
     refuse,
     send_error,
 )
 from server.http.connection import CONNECTIONS_FULL
+from server.http.paths import WATCHING_PATHS
 from server.http.request_context import REQUEST_ID, exchange, id_for
 from server.state import ServerState
 
-WATCHING_PATHS = PUBLIC_PATHS | {"/metrics"}  # answered whatever the load, and during the drain
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
 FORM_BYTES = 64 << 10  # of an upload beside its file
@@ -60,12 +60,13 @@ class BodyRefused(Exception):
 
 
 def install(app: FastAPI, state: ServerState) -> None:
-    """Put the middleware around `app`; its DrainState is at `app.state.drain_state`."""
+    """Put the middleware around `app`; `app.state` gets its `drain_state` and `api_keys`."""
     gate = app.state.drain_state = DrainState()
+    keys = app.state.api_keys = ApiKeys(state.config.api_keys)
     origins = state.config.allowed_origins
     app.add_middleware(BrowserGuard, config=state.config)
     if state.config.api_keys:
-        app.add_middleware(ApiKeyMiddleware, keys=state.config.api_keys)
+        app.add_middleware(ApiKeyMiddleware, keys=keys)
     app.add_middleware(bounds, state=state, gate=gate)
     if origins:
         app.add_middleware(

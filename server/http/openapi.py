@@ -14,16 +14,20 @@ from fastapi import FastAPI
 
 from server.http.endpoints import Endpoint, Endpoints, ErrorFormat
 from server.http.openapi_parts import Schema
+from server.http.paths import needs_no_key
 from server.http.validation import Body, fields_of, items_of, kind_of
 
 JSON = "application/json"
+BEARER = "API key"  # the scheme's name, which /docs shows behind Authorize
 
 
 class DocumentedApp(FastAPI):
     """Routes to `groups`; /openapi.json says what they declare."""
 
-    def __init__(self, groups: Sequence[Endpoints], model: str) -> None:
-        """model: the name that the example bodies ask for"""
+    def __init__(
+        self, groups: Sequence[Endpoints], model: str, *, keys: bool = False, root_path: str = ""
+    ) -> None:
+        """model: the name that the example bodies ask for; keys: whether requests need one"""
         super().__init__(
             title="Wavefill",
             docs_url=None,
@@ -33,6 +37,8 @@ class DocumentedApp(FastAPI):
         )
         self._groups = groups
         self._model = model
+        self._keys = keys
+        self._prefix = root_path
         for group in groups:
             self.include_router(group.router)
 
@@ -48,13 +54,22 @@ class DocumentedApp(FastAPI):
             for endpoint in group.documented:
                 methods = paths.setdefault(endpoint.path, {})
                 assert endpoint.method not in methods, f"two of {endpoint.method} {endpoint.path}"
-                methods[endpoint.method] = _operation(group, endpoint, self._model)
-        return {
+                methods[endpoint.method] = operation = _operation(group, endpoint, self._model)
+                if self._keys and needs_no_key(endpoint.path):
+                    operation["security"] = []
+        components: dict[str, Any] = {"schemas": dict(each.value for each in ErrorFormat)}
+        document: dict[str, Any] = {
             "openapi": self.openapi_version,
             "info": {"title": self.title, "version": self.version},
             "paths": paths,
-            "components": {"schemas": dict(each.value for each in ErrorFormat)},
+            "components": components,
         }
+        if self._keys:
+            components["securitySchemes"] = {BEARER: {"type": "http", "scheme": "bearer"}}
+            document["security"] = [{BEARER: []}]
+        if self._prefix:
+            document["servers"] = [{"url": self._prefix}]
+        return document
 
 
 def _operation(group: Endpoints, endpoint: Endpoint, model: str) -> dict[str, Any]:

@@ -29,12 +29,13 @@ from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.generation.request_log import RequestLog
+from server.http.access import ApiKeys
 from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.process.drain import drain
 from server.process.http_server import http_server
 from server.process.logs import set_up_logging
-from server.process.messages import ApiProcessArgs, ModelFound
+from server.process.messages import ApiProcessArgs, KeysChanged, ModelFound
 from server.process.parent import read_args, watch
 from server.process.start_report import Reporter
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
@@ -55,11 +56,6 @@ async def serve(start: ApiProcessArgs) -> None:
     found: asyncio.Future[str] = loop.create_future()  # the directory of the model
     if config.model_directory:
         found.set_result(config.model_directory)
-
-    def on_line(line: bytes) -> None:
-        loop.call_soon_threadsafe(on_message, line, found)
-
-    watch(on_line)
     client = EngineClient(
         start.index,
         start.engine_address,
@@ -90,6 +86,11 @@ async def serve(start: ApiProcessArgs) -> None:
         batches=batches,
     )
     app = create_app(state)
+
+    def on_line(line: bytes) -> None:
+        loop.call_soon_threadsafe(on_message, line, found, app.state.api_keys)
+
+    watch(on_line)
     server, listener = http_server(app, config), socket.socket(fileno=start.listener)
     work = BackgroundWork(start, state)
     drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
@@ -112,10 +113,12 @@ async def serve(start: ApiProcessArgs) -> None:
         await work.close()
 
 
-def on_message(line: bytes, found: asyncio.Future[str]) -> None:
+def on_message(line: bytes, found: asyncio.Future[str], keys: ApiKeys) -> None:
     """A line of the launcher."""
-    message = msgspec.json.decode(line, type=ModelFound)
-    if not found.done():
+    message = msgspec.json.decode(line, type=ModelFound | KeysChanged)
+    if isinstance(message, KeysChanged):
+        keys.replace(message.keys)
+    elif not found.done():
         found.set_result(message.directory)
 
 

@@ -14,14 +14,12 @@ the end of stdin means that the launcher is gone, however it went.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
@@ -30,19 +28,17 @@ from msgspec.structs import replace
 from runtime.ipc.client import ClientNotifier
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
-from server.process.file_lock import file_lock
-from server.process.messages import ApiProcessArgs, DownloadArgs, ModelFound
+from server.process.exclusive_files import socket_directory, store_lock
+from server.process.messages import ApiProcessArgs, DownloadArgs, KeysChanged, ModelFound
 
 log = logging.getLogger("wavefill.launcher")
 
 CONFIGURATION_ERROR = 2
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
-# The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
-MAX_DIRECTORY_BYTES = 83
 
 
-class LaunchError(OSError):
-    """The socket directory or the file of --response-store is unusable; the message says why."""
+# Returns the API keys; raises ValueError with what is wrong with their file.
+ReadKeys = Callable[[], tuple[str, ...]]
 
 
 class Launcher:
@@ -55,8 +51,11 @@ class Launcher:
         directory: Path,
         engine_module: str,
         revision: str,
+        read_keys: ReadKeys | None,
     ) -> None:
         self._config = config
+        self._read_keys = read_keys
+        self._terminal = os.isatty(0)
         self._revision = revision
         self._listener = listener
         self._engine_address = f"ipc://{directory / 'engine'}"
@@ -84,6 +83,7 @@ class Launcher:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         await asyncio.gather(*map(self._start_api, range(len(self._apis))))
         watchers = [
             asyncio.create_task(self._run_engine()),
@@ -108,6 +108,28 @@ class Launcher:
         if self._stop.is_set():
             self._killed.set()
         self._stop.set()
+
+    def _on_hangup(self) -> None:
+        """Read the API keys again; but stop where the terminal that we were started in has gone."""
+        if self._terminal and not os.isatty(0):
+            self._on_signal()
+            return
+        if self._read_keys is None:
+            log.warning("SIGHUP: there is no --api-key-file to read again")
+            return
+        try:
+            keys = self._read_keys()
+        except ValueError as error:
+            log.error("SIGHUP: the API keys stay as they were: %s", error)
+            return
+        before, after = set(self._config.api_keys), set(keys)
+        self._config = replace(self._config, api_keys=keys)
+        for api in self._apis:
+            api.send(KeysChanged(keys))
+        log.info(
+            "SIGHUP: API keys read again: %d in all, %d new, %d removed",
+            *(len(after), len(after - before), len(before - after)),
+        )
 
     async def _run_engine(self) -> int:
         """Find the model's files, then run the engine on them; returns the code to end with."""
@@ -229,62 +251,19 @@ def _log_end(name: str, code: int) -> None:
     log.error("%s ended with %s%s", name, _describe(code), hint)
 
 
-@contextlib.contextmanager
-def socket_directory() -> Generator[Path]:
-    """A directory that only this user can enter, gone at the end.  Raises LaunchError."""
-    try:
-        made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
-    except OSError as error:
-        raise LaunchError(
-            f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
-            "user may write to"
-        ) from None
-    with made as name:
-        if len(name.encode()) > MAX_DIRECTORY_BYTES:
-            raise LaunchError(
-                f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
-                "name of a socket: set TMPDIR to a shorter path, such as /tmp"
-            )
-        yield Path(name)
-
-
-@contextlib.contextmanager
-def store_lock(file: str) -> Generator[None]:
-    """Keeps other servers out of the file of --response-store; nothing if it is "".
-
-    A server that opens the file marks as failed what is still being made in it: the responses that
-    its own processes were making when they ended, if no other server is at work there.
-    Raises LaunchError.
-    """
-    with contextlib.ExitStack() as stack:
-        if file:
-            try:
-                held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
-            except OSError as error:
-                raise LaunchError(
-                    f"--response-store {file}: {error.strerror}: choose a file that this user may "
-                    "write, in a directory that this user may write to"
-                ) from None
-            if not held:
-                raise LaunchError(
-                    f"--response-store {file}: another server uses this file: stop it, or give "
-                    "each server a file of its own"
-                )
-        yield
-
-
 def launch(
     config: ServerConfig,
     listener: socket.socket,
     engine_module: str = "runtime.engine.process",
     revision: str = "",
+    read_keys: ReadKeys | None = None,
 ) -> int:
     """Run the server on an open listener; returns the exit code.
 
     Without `config.model_directory`, `config.engine.model` is a Hub id, which is downloaded in this
-    revision.  Raises LaunchError.
+    revision.  SIGHUP calls `read_keys`, if there is a file of keys.  Raises LaunchError.
     """
 
     with store_lock(config.response_store), socket_directory() as directory:
-        launcher = Launcher(config, listener, directory, engine_module, revision)
+        launcher = Launcher(config, listener, directory, engine_module, revision, read_keys)
         return asyncio.run(launcher.run())

@@ -23,6 +23,12 @@ class ModelFound(Struct, frozen=True, tag="model"):
     directory: str
 
 
+class KeysChanged(Struct, frozen=True, tag="keys"):
+    """The API keys from now on."""
+
+    keys: tuple[str, ...]
+
+
 class DownloadArgs(Struct, frozen=True, kw_only=True):
     """The first line to the process that downloads the model."""
 

@@ -95,12 +95,12 @@ async def metrics(request: Request) -> Response:
 
 @endpoints.undocumented("/docs")
 async def docs() -> HTMLResponse:
-    """Swagger UI from our own files: it works without a network."""
+    """Swagger UI from our own files: it works without a network, and under a proxy's prefix."""
     return get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="openapi.json",
         title="Wavefill API",
-        swagger_js_url=f"/static/{ASSETS[0]}",
-        swagger_css_url=f"/static/{ASSETS[1]}",
+        swagger_js_url=f"static/{ASSETS[0]}",
+        swagger_css_url=f"static/{ASSETS[1]}",
         swagger_favicon_url="data:,",
     )
 

@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -47,7 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from server.process.launcher import LaunchError, launch
+    from server.process.exclusive_files import LaunchError
+    from server.process.launcher import launch
     from server.process.listener import AddressInUse, bind
     from server.process.logs import set_up_logging
 
@@ -67,14 +69,17 @@ def run(args: argparse.Namespace) -> int:
     warn_if_open(config)
     for variable in unknown_variables(os.environ):
         log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
+    file = args.api_key_file or os.environ.get("WAVEFILL_API_KEY_FILE")
+    keys = partial(read_keys, args, os.environ) if file else None
     with listener:
         try:
             local = find_local(config.engine.model)
             if local is not None:
-                return launch(with_model(config, str(local[0]), local[1]), listener)
+                found = with_model(config, str(local[0]), local[1])
+                return launch(found, listener, read_keys=keys)
             revision = args.revision or os.environ.get("WAVEFILL_REVISION") or ""
             named = replace(config, served_names=config.served_names or (config.engine.model,))
-            return launch(named, listener, revision=revision)
+            return launch(named, listener, revision=revision, read_keys=keys)
         except LaunchError as error:
             raise UsageError(str(error)) from None
 
@@ -130,6 +135,11 @@ def _check_limits(config: ServerConfig) -> None:
         raise UsageError(
             f"--max-header-bytes {config.max_header_bytes}: ordinary clients send about 500: "
             f"choose at least {MIN_HEADER}"
+        )
+    if config.root_path and not re.fullmatch(r"(/[A-Za-z0-9._~-]+)+", config.root_path):
+        raise UsageError(
+            f"--root-path {config.root_path}: a path such as /llm or /team/llm is needed, with a "
+            "slash in front and none at the end"
         )
     for origin in config.allowed_origins:
         if origin not in ("*", "null") and not re.fullmatch(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runtime.grammar.manager import GrammarManager
-from server.process.launcher import MAX_DIRECTORY_BYTES
+from server.process.exclusive_files import MAX_DIRECTORY_BYTES
 from tests.support.engine.grammar_engine import Texts, ask, json_grammar, make_engine, run
 from tests.support.server.fake_engine import VOCAB
 

@@ -17,7 +17,7 @@ from server.cli.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variab
 from server.cli.main import Parser, UsageError, main
 from server.cli.vllm_flags import REMEDIES
 from server.config import ServerConfig
-from server.process.launcher import LaunchError, socket_directory, store_lock
+from server.process.exclusive_files import LaunchError, socket_directory, store_lock
 from tests.support.paths import ROOT
 from tests.support.server.server_process import free_port
 
@@ -115,6 +115,8 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
+        (["--root-path", "llm/"], {}, "--root-path llm/: a path such as /llm or /team/llm"),
+        (["--drain-delay", "nan"], {}, "--drain-delay nan: a number from 0 up"),
         (["--batch-concurrency", "0"], {}, "--batch-concurrency 0: batches need"),
         (["--max-file-bytes", "17g"], {}, "to --max-data-bytes (17179869184)"),
         (["--gpu-memory", "1.5"], {}, "--gpu-memory 1.5: it must be above 0"),

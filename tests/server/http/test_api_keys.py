@@ -15,7 +15,8 @@ from tests.support.server.fake_engine import FakeServer, fake_config, fake_serve
 from tests.support.server.malformed_requests import error
 
 PROBES = {"/health", "/livez", "/readyz", "/ready", "/ping"}
-KEYLESS = {*PROBES, "/"}  # the playground asks for a key itself
+KEYLESS = {*PROBES, "/"}  # of the documented routes
+PAGES = ("/docs", "/openapi.json", "/static/swagger-ui.css", "/pages/playground/main.js")
 KEYS = ("first-key", "second-key")
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 
@@ -26,12 +27,11 @@ def locked(tmp_path: Path) -> Iterator[FakeServer]:
         yield fake
 
 
-def test_every_route_but_the_probes_and_the_page_needs_a_key(locked: FakeServer):
+def test_every_route_but_probes_and_pages_needs_a_key(locked: FakeServer):
     state = ServerState(fake_config(), None, None, None)  # type: ignore[arg-type]
     documented = create_app(state).openapi()["paths"]
     assert len(documented) > 12
-    hidden = {"/docs": ["get"], "/openapi.json": ["get"], "/static/swagger-ui.css": ["get"]}
-    for path, methods in {**documented, **hidden}.items():
+    for path, methods in documented.items():
         for method in methods:
             answer = httpx.request(method, locked.url + path)
             if path in KEYLESS:
@@ -41,6 +41,24 @@ def test_every_route_but_the_probes_and_the_page_needs_a_key(locked: FakeServer)
                 if not path.startswith(("/v1/messages", "/api/")):  # errors of their own form
                     assert error(answer)["code"] is None
     assert httpx.get(f"{locked.url}/no/such/route").status_code == 401
+    for path in PAGES:
+        assert httpx.get(locked.url + path).status_code == 200, path
+
+
+def test_the_documentation_says_which_routes_need_a_key_and_how_to_send_it(locked: FakeServer):
+    document = httpx.get(f"{locked.url}/openapi.json").json()
+    [(name, scheme)] = document["components"]["securitySchemes"].items()
+    assert scheme == {"type": "http", "scheme": "bearer"}
+    assert document["security"] == [{name: []}]
+    paths = document["paths"].items()
+    public = {path for path, item in paths if item.get("get", {}).get("security") == []}
+    assert public == KEYLESS
+
+
+def test_without_keys_the_documentation_asks_for_none(tmp_path: Path):
+    with fake_server(tmp_path) as fake:
+        document = httpx.get(f"{fake.url}/openapi.json").json()
+    assert "security" not in document and "securitySchemes" not in document["components"]
 
 
 @pytest.mark.parametrize("key", KEYS)

@@ -12,7 +12,7 @@ import httpx2 as httpx
 import pytest
 
 from server.http.connection_limit import ConnectionLimit
-from server.http.middleware import WATCHING_PATHS
+from server.http.paths import WATCHING_PATHS
 from tests.support.server.fake_engine import FakeServer, fake_server
 
 MOST = 12  # three of them for probes

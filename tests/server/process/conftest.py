@@ -28,6 +28,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         api_workers: int = 1,
         store: str = "",
         drain_delay: float = 0.0,
+        stdin: int | None = None,
         **variables: str,
     ) -> LaunchedServer:
         # The name of a socket has room for a short directory only.
@@ -38,6 +39,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     *(sys.executable, "-m", "tests.support.server.stub_launcher"),
                     *map(str, (port, drain_seconds, api_workers, store, drain_delay)),
                 ],
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
                 stdout=sink,
                 stderr=subprocess.STDOUT,
                 env={

@@ -11,7 +11,7 @@ import httpx2 as httpx
 import pytest
 
 from server.process.child import MAX_DEATHS, Child
-from server.process.launcher import LaunchError, store_lock
+from server.process.exclusive_files import LaunchError, store_lock
 from tests.support.server.launched_server import (
     REQUEST,
     STUB_ENGINE,

@@ -2,15 +2,21 @@
 
 `python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE DRAIN_DELAY`
 
-STUB_MODEL names a model of the Hub that takes the place of the built-in one.
+STUB_MODEL names a model of the Hub that takes the place of the built-in one, STUB_KEYS a file of
+API keys.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from argparse import Namespace
+from functools import partial
+
+from msgspec.structs import replace
 
 from runtime.config import EngineConfig
+from server.cli.commands.serve import read_keys
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 from server.process.launcher import launch
@@ -31,7 +37,12 @@ def main() -> int:
         engine=EngineConfig(model=hub_model or "tiny-chat"),
         response_store=sys.argv[4],
     )
-    return launch(config, bind(config.host, port), engine_module="tests.support.server.stub_engine")
+    keys = None
+    if file := os.environ.get("STUB_KEYS"):
+        keys = partial(read_keys, Namespace(api_key=None, api_key_file=file), {})
+        config = replace(config, api_keys=keys())
+    engine = "tests.support.server.stub_engine"
+    return launch(config, bind(config.host, port), engine, read_keys=keys)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,15 @@
+"""Which paths are treated otherwise than those of the APIs."""
+
+from __future__ import annotations
+
+PROBES = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
+# The documentation and the playground hold nothing of users.  A browser sends no key for a page, so
+# they have to load without one; both ask for the key of the requests that are made in them.
+PAGES = frozenset({"/", "/docs", "/openapi.json"})
+PAGE_FILES = ("/pages/", "/static/")
+WATCHING_PATHS = PROBES | {"/metrics"}  # answered whatever the load, and during the drain
+
+
+def needs_no_key(path: str) -> bool:
+    """The one rule of routes without an API key."""
+    return path in PROBES or path in PAGES or path.startswith(PAGE_FILES)

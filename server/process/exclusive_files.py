@@ -1,0 +1,62 @@
+"""What a server has to itself: the directory of its sockets, the file of --response-store."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Generator
+from pathlib import Path
+
+from server.process.file_lock import file_lock
+
+# The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
+MAX_DIRECTORY_BYTES = 83
+
+
+class LaunchError(OSError):
+    """The socket directory or the file of --response-store is unusable; the message says why."""
+
+
+@contextlib.contextmanager
+def socket_directory() -> Generator[Path]:
+    """A directory that only this user can enter, gone at the end.  Raises LaunchError."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
+    except OSError as error:
+        raise LaunchError(
+            f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
+            "user may write to"
+        ) from None
+    with made as name:
+        if len(name.encode()) > MAX_DIRECTORY_BYTES:
+            raise LaunchError(
+                f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
+                "name of a socket: set TMPDIR to a shorter path, such as /tmp"
+            )
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def store_lock(file: str) -> Generator[None]:
+    """Keeps other servers out of the file of --response-store; nothing if it is "".
+
+    A server that opens the file marks as failed what is still being made in it: the responses that
+    its own processes were making when they ended, if no other server is at work there.
+    Raises LaunchError.
+    """
+    with contextlib.ExitStack() as stack:
+        if file:
+            try:
+                held = stack.enter_context(file_lock(Path(f"{os.path.realpath(file)}.lock")))
+            except OSError as error:
+                raise LaunchError(
+                    f"--response-store {file}: {error.strerror}: choose a file that this user may "
+                    "write, in a directory that this user may write to"
+                ) from None
+            if not held:
+                raise LaunchError(
+                    f"--response-store {file}: another server uses this file: stop it, or give "
+                    "each server a file of its own"
+                )
+        yield
