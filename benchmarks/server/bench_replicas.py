@@ -108,8 +108,10 @@ def nginx(folder: Path, policy: str, port: int, replicas: list[Replica]) -> Iter
     assert binary is not None, "nginx is not installed"
     process = subprocess.Popen([binary, "-p", folder, "-c", file, "-e", folder / "error.log"])
     try:
+        deadline = time.monotonic() + 20
         while status_of(port, "/readyz") != 200:
             assert process.poll() is None, (folder / "error.log").read_text()
+            assert time.monotonic() < deadline, "no server answers behind nginx"
             time.sleep(0.05)
         yield
     finally:
@@ -184,7 +186,7 @@ def run_cell(
     callers = [threading.Thread(target=call) for _ in range(num_callers)]
     for caller in callers:
         caller.start()
-    while outcome.complete < num_requests // 3:
+    while outcome.complete + outcome.lost < num_requests // 3:
         time.sleep(0.01)
     victim.end(number)
     for caller in [*callers, long_caller]:
