@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import Progress, Ready, SamplingParams, Stats
+
+EngineState = Literal[
+    "loading",  # it starts, for the first time or again
+    "ready",
+    "stalled",  # it should answer, and is silent
+    "down",  # it has ended
+]
 
 
 class Engine(Protocol):
@@ -27,3 +34,10 @@ class Engine(Protocol):
     ) -> Mailbox: ...
     def abort(self, id: int) -> None: ...
     def close(self) -> None: ...
+
+
+def engine_state(engine: Engine) -> EngineState:
+    if engine.ready is not None:
+        return "ready" if engine.unhealthy() is None else "stalled"
+    # The next engine reports its progress while it loads; there is none before the first report.
+    return "down" if engine.down is not None and engine.progress is None else "loading"

@@ -44,6 +44,11 @@ class EngineCounts:
         self._seen = _Seen()
         self._lock = Lock()
 
+    @property
+    def restarts(self) -> int:
+        """Engines that became ready after the first one; those that never did are counted later."""
+        return max(0, self._seen.epoch - 1)
+
     def take(self, epoch: int | None, stats: Stats) -> Stats:
         """The counters of all engines so far; `stats` are those of `epoch`, None without an engine.
 

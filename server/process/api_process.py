@@ -28,6 +28,7 @@ from server.batches.database import DataError
 from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
+from server.engine import engine_state
 from server.generation.request_log import RequestLog
 from server.http.access import ApiKeys
 from server.loaded_model import LoadedModel
@@ -70,7 +71,7 @@ async def serve(start: ApiProcessArgs) -> None:
     metrics.watch(
         ready=lambda: client.ready,
         stats=lambda: client.stats,
-        alive=lambda: client.ready is not None and client.unhealthy() is None,
+        state=lambda: engine_state(client),
     )
     batches = None
     if config.data_dir:

@@ -16,10 +16,13 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Progress, Ready, Stats
+from server.engine import engine_state
 from server.generation.admission import Reason
 from server.metrics.buffered_histogram import BufferedHistogram
-from server.metrics.metrics import PER_TOKEN_BUCKETS, Metrics
+from server.metrics.families import PER_TOKEN_BUCKETS
+from server.metrics.metrics import Metrics
+from tests.support.server.fake_engine import FakeEngine
 
 # What vLLM's dashboards, the inference gateway and common autoscalers read.
 READ_BY_OTHERS = {
@@ -66,7 +69,7 @@ def ready() -> Ready:
 def metrics() -> Metrics:
     metrics = Metrics("tiny")
     stats = Stats(running=3, waiting=2, pages_used=50, pages_total=250, cached_tokens=7)
-    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     return metrics
 
 
@@ -114,6 +117,36 @@ def test_the_engines_numbers_are_read_at_the_scrape(metrics: Metrics):
     assert found["wavefill_engine_up"] == 1
 
 
+@pytest.mark.parametrize(
+    ("ready_now", "silence", "down", "progress", "state"),
+    [
+        (False, None, None, None, "loading"),
+        (False, None, None, Progress("weights", 1, 9), "loading"),
+        (True, None, None, None, "ready"),
+        (True, "the engine has been silent for 40 s", None, None, "stalled"),
+        (False, "ended", "ended", None, "down"),
+        (False, "ended", "ended", Progress("weights", 1, 9), "loading"),
+    ],
+)
+def test_a_model_that_loads_is_told_from_an_engine_that_is_down(
+    metrics: Metrics,
+    ready_now: bool,
+    silence: str | None,
+    down: str | None,
+    progress: Progress | None,
+    state: str,
+):
+    engine = FakeEngine(reply=lambda request: [], ready=ready() if ready_now else None)
+    engine.down, engine.progress = down, progress
+    engine.unhealthy = lambda: silence  # type: ignore[method-assign]
+    metrics.watch(ready=ready, stats=Stats, state=lambda: engine_state(engine))
+    lines = metrics.render().decode().splitlines()
+    for known in ("loading", "ready", "stalled", "down"):
+        labels = f'{{model_name="tiny",state="{known}"}}'
+        assert f"wavefill_engine_state{labels} {float(known == state)}" in lines
+    assert f'wavefill_engine_up{{model_name="tiny"}} {float(state == "ready")}' in lines
+
+
 def test_a_request_is_split_into_its_phases(metrics: Metrics):
     metrics.request_finished("stop", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
     found = values(metrics)
@@ -136,7 +169,7 @@ def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
 def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
     counts = (1, 0, 2, *(0,) * 13)
     stats = Stats(step_tokens_counts=counts, step_tokens_sum=9)
-    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     text = metrics.render().decode()
     for name in ("wavefill_iteration_tokens", "vllm:iteration_tokens_total"):
         assert f'{name}_bucket{{le="1.0",model_name="tiny"}} 1.0' in text
@@ -179,7 +212,8 @@ def test_what_several_processes_counted_is_summed(tmp_path: Path):
     count = """
 import sys
 from server.metrics.buffered_histogram import BufferedHistogram
-from server.metrics.metrics import PER_TOKEN_BUCKETS, Metrics
+from server.metrics.families import PER_TOKEN_BUCKETS
+from server.metrics.metrics import Metrics
 metrics = Metrics("tiny", shared=sys.argv[1])
 times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
 metrics.request_finished("stop", 10, 5, **times)
@@ -227,7 +261,9 @@ class Seen:
         self.engine: Ready | None = ready()
         self.stats = Stats()
         self.metrics = Metrics("tiny", compat="none", shared=str(shared or ""))
-        self.metrics.watch(ready=lambda: self.engine, stats=lambda: self.stats, alive=lambda: True)
+        self.metrics.watch(
+            ready=lambda: self.engine, stats=lambda: self.stats, state=lambda: "ready"
+        )
 
 
 @pytest.fixture

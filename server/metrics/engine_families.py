@@ -1,0 +1,116 @@
+"""The engine's gauges, counters and histograms, read at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Literal, get_args
+
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+
+from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
+from server.engine import EngineState
+from server.metrics.engine_counts import GRAPH_COUNTERS, EngineCounts
+
+
+@dataclass(frozen=True)
+class EngineReadings:
+    """Where to read the engine's numbers from."""
+
+    ready: Callable[[], Ready | None] = lambda: None
+    stats: Callable[[], Stats] = Stats
+    state: Callable[[], EngineState] = lambda: "loading"
+
+
+class EngineFamilies:
+    """What /metrics says of the engine, and of the engines before it."""
+
+    def __init__(self, labels: Mapping[str, str], shared: str = "") -> None:
+        """labels: of every series; shared: the folder of several API processes"""
+        self.readings = EngineReadings()
+        self._labels = dict(labels)
+        self._counts = EngineCounts(shared)
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        stats, ready, counts = self._numbers()
+        usage = stats.pages_used / stats.pages_total if stats.pages_total else 0.0
+        gauge, counter = partial(self._family, "gauge"), partial(self._family, "counter")
+        yield gauge("wavefill_requests_running", "Running sequences.", stats.running)
+        yield gauge("wavefill_requests_waiting", "Waiting sequences.", stats.waiting)
+        yield gauge("wavefill_kv_cache_usage_ratio", "Fraction of KV cache pages in use.", usage)
+        yield from self._states()
+        text = "Engines that were started after the first one."
+        yield counter("wavefill_engine_restarts", text, self._counts.restarts)
+        if ready is not None:
+            yield from self._capacity(ready)
+        prompt, cached = counts.prompt_tokens, counts.cached_tokens
+        yield counter("wavefill_prompt_tokens", "Prompt tokens processed.", prompt)
+        text = "Prompt tokens found in the prefix cache."
+        yield counter("wavefill_prompt_tokens_cached", text, cached)
+        text = "Prefix cache queries, in tokens."
+        yield counter("wavefill_prefix_cache_queries", text, prompt)
+        yield counter("wavefill_prefix_cache_hits", "Prefix cache hits, in tokens.", cached)
+        yield counter("wavefill_generation_tokens", "Generated tokens.", counts.generated_tokens)
+        yield counter("wavefill_preemptions", "Preempted sequences.", counts.preemptions)
+        yield counter("wavefill_engine_steps", "Steps of the engine.", counts.steps)
+        for name, text in GRAPH_COUNTERS.items():
+            yield counter(f"wavefill_{name}", text, getattr(counts, name))
+        text = "Duration of an engine step, in seconds."
+        seconds = (STEP_SECONDS_EDGES, counts.step_seconds_counts, counts.step_seconds_sum)
+        yield self._step_histogram("wavefill_engine_step_seconds", text, *seconds)
+        tokens = (STEP_TOKENS_EDGES, counts.step_tokens_counts, counts.step_tokens_sum)
+        yield self._step_histogram("wavefill_iteration_tokens", "Tokens per engine step.", *tokens)
+
+    def _states(self) -> Iterator[Metric]:
+        state = self.readings.state()
+        text = "1 if the engine is ready and not stalled, else 0."
+        yield self._family("gauge", "wavefill_engine_up", text, state == "ready")
+        name = "wavefill_engine_state"
+        family = Metric(name, "1 for the state that the engine is in, 0 for the others.", "gauge")
+        for known in get_args(EngineState):
+            family.add_sample(name, self._labels | {"state": known}, known == state)
+        yield family
+
+    def _capacity(self, ready: Ready) -> Iterator[Metric]:
+        gauge = partial(self._family, "gauge")
+        pages, size = str(ready.num_pages), str(ready.page_size)
+        text = "Configuration of the KV cache."
+        yield gauge("wavefill_cache_config_info", text, 1.0, page_size=size, num_pages=pages)
+        text = "Time from the start of the engine until it was ready, in seconds."
+        yield gauge("wavefill_model_load_seconds", text, ready.load_seconds)
+        text = "Capacity of the KV cache in tokens."
+        yield gauge("wavefill_kv_capacity_tokens", text, ready.capacity_tokens)
+        text = "Requests of the maximum length that fit into the KV cache."
+        concurrency = ready.capacity_tokens / ready.max_model_len
+        yield gauge("wavefill_max_concurrency", text, concurrency)
+
+    def _numbers(self) -> tuple[Stats, Ready | None, Stats]:
+        """The last statistics and Ready of the engine, and the counters of all engines so far."""
+        readings = self.readings
+        ready, stats, ready_after = readings.ready(), readings.stats(), readings.ready()
+        # While an engine is replaced, it is unknown which one the statistics are of.
+        epochs = {None if known is None else known.epoch for known in (ready, ready_after)}
+        epoch = epochs.pop() if len(epochs) == 1 else None
+        return stats, ready_after, self._counts.take(epoch, stats)
+
+    def _step_histogram(
+        self, name: str, text: str, edges: Sequence[float], counts: Sequence[int], total: float
+    ) -> Metric:
+        """`counts` are those of each bucket, () before the first step."""
+        family = HistogramMetricFamily(name, text, labels=list(self._labels))
+        bounds = [*map(str, edges), "+Inf"]
+        buckets = zip(bounds, accumulate(counts or (0,) * len(bounds)), strict=True)
+        family.add_metric(list(self._labels.values()), list(buckets), total)
+        return family
+
+    def _family(
+        self, kind: Literal["gauge", "counter"], name: str, text: str, value: float, **labels: str
+    ) -> Metric:
+        """A family of one sample."""
+        family = Metric(name, text, kind)
+        sample = f"{name}_total" if kind == "counter" else name
+        family.add_sample(sample, self._labels | labels, value)
+        return family
