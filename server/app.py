@@ -23,12 +23,12 @@ from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body
 from server.http import middleware
 from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
+from server.http.request_context import ERROR_CODE
 from server.http.root_path import RootPathMiddleware
 from server.http.sse import ClientGone
 from server.pages import routes as pages
 from server.state import ServerState, state_of
-
-CLIENT_CLOSED_REQUEST = 499  # nginx's status; only the logs show it
+from server.telemetry.requests import CLIENT_CLOSED_REQUEST
 
 HTTP_ERRORS = {404: "not_found", 405: "method_not_allowed"}
 ROUTES = (
@@ -85,6 +85,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, RateLimited):
         state_of(request).metrics.rejected(error.reason)
+    request.scope["state"][ERROR_CODE] = error.code
     return JsonBody(error.body(), error.status, error.headers())
 
 

@@ -43,6 +43,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     response_store_days: float = 30.0  # without use
     metrics_compat: Literal["vllm", "none"] = "vllm"
     pooling: Literal["auto", "last", "mean"] = "auto"  # of embeddings; auto: as the model says
+    log_requests: bool = False  # one line a request
+    otlp_traces_endpoint: str = ""  # URL of a collector; "": no traces
     log_level: LogLevel = "info"
     log_format: Literal["text", "json"] = "text"
     engine: EngineConfig = EngineConfig(model="tiny-chat")

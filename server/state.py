@@ -22,6 +22,7 @@ from server.generation.request_log import RequestLog
 from server.loaded_model import LoadedModel, loading
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
+from server.telemetry.requests import Tracing
 from server.tool_calls.output_parser import OutputFormats
 
 
@@ -37,6 +38,7 @@ class ServerState:
     responses: ResponseStore = field(default_factory=ResponseStore)
     batches: BatchStore | None = None
     grammars: GrammarChecker = field(default_factory=GrammarChecker)
+    tracing: Tracing | None = None  # None: there are no traces
     bounded: bool = True  # False for lines of batches: they do not count against --max-queue
     created: int = field(default_factory=lambda: int(time.time()))  # Unix seconds
 

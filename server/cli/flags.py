@@ -48,6 +48,9 @@ SERVER_FLAGS = {
     "response_store_days": "days that a response is kept after its last use",
     "metrics_compat": "also export metrics under the names of this server",
     "pooling": "pooling of embeddings; auto: as the model's files say, else the last token",
+    "log_requests": "log a line for each request: who asked, how long it took, how it ended",
+    "otlp_traces_endpoint": "URL of an OpenTelemetry collector (OTLP over HTTP) for traces of "
+    "requests; needs wavefill[otel]",
     "log_level": "lowest level that is logged",
     "log_format": "form of the log",
 }
@@ -81,6 +84,7 @@ METAVARS = {
     "allowed_origins": "ORIGINS",
     "allowed_hosts": "HOSTS",
     "response_store": "FILE",
+    "otlp_traces_endpoint": "URL",
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one

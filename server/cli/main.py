@@ -54,9 +54,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def first_key(environment: Mapping[str, str]) -> str:
-    """The key that the client commands send; "" if none is set."""
-    keys = (key.strip() for key in environment.get(KEY, "").split(","))
-    return next((key for key in keys if key), "")
+    """The key that the client commands send, without its name; "" if none is set."""
+    keys = (key.split() for key in environment.get(KEY, "").split(","))
+    return next((words[-1] for words in keys if words), "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.messages import RequestOutput
+from server.telemetry.summary import Phases
 
 
 @dataclass(slots=True)
@@ -29,6 +30,9 @@ class ChoiceStats:
         self.cached += output.cached
         if output.finish is not None:
             self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
+
+    def phases(self) -> Phases:
+        return Phases(self.arrived, self.started, self.first_token, self.ended)
 
     def timings(self) -> dict[str, object]:
         """The phases in seconds; null for what has not happened or is not known.

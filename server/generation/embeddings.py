@@ -18,6 +18,7 @@ from server.generation.off_loop import off_loop
 from server.generation.sampling_params import Truncation, check_chars, check_token_ids
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+from server.telemetry.summary import Phases, RequestSummary, note_generation
 
 MAX_CONCURRENT = 256  # prompts of one request that the engine has at a time
 MAX_TOKENS = 1 << 20  # of all prompts of one request
@@ -133,6 +134,9 @@ class PoolingJob:
         self._failed = False
         facts: dict[str, object] = {"route": route, "model": model, "stream": False}
         self._record = state.requests.begin(self.name, facts, self._explain)
+        self._model = model
+        self._ended = 0.0  # until it is closed
+        note_generation(self)
 
     async def collect(self) -> list[bytes]:
         """Little-endian float32, one entry a prompt.  The caller must call `close` afterwards.
@@ -190,6 +194,7 @@ class PoolingJob:
         """Abort what has not ended, so that the engine stops working on this request."""
         self._abort("disconnect")
         self._record.end()
+        self._ended = time.monotonic()
 
     def _abort(self, by: str) -> None:
         for mailbox in self._open:
@@ -211,6 +216,21 @@ class PoolingJob:
             "num_done": self._num_done,
             "usage": self.usage(),
         }
+
+    def summary(self) -> RequestSummary:
+        """For the request's line in the log and for its trace."""
+        finish = "stop" if self._num_done == len(self._prompts) else "abort"
+        started = self._started if self._started < math.inf else 0.0
+        return RequestSummary(
+            "embeddings",
+            self._model,
+            self.num_tokens,
+            self._cached,
+            0,
+            self._params,
+            ("error" if self._failed else finish,),
+            (Phases(self._arrived, started, ended=self._ended),),
+        )
 
     @property
     def waited_seconds(self) -> float:

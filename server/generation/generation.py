@@ -19,6 +19,7 @@ from server.generation.generated_answer import GeneratedAnswer
 from server.generation.sampling_params import seed_of_choice
 from server.loaded_model import loading
 from server.state import ServerState
+from server.telemetry.summary import Operation, RequestSummary, note_generation
 from server.tool_calls.output_parser import OutputParser
 
 MAX_CHOICES = 16  # of one request in its record
@@ -64,17 +65,20 @@ class Generation:
         *,
         copies: int | None = None,
         parsers: Sequence[OutputParser] = (),
+        operation: Operation = "chat",
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
-        salt     see server.http.request_context.prefix_salt
-        slots    one for each completion
-        parsers  one for each completion; none: all of their text is content
+        salt       see server.http.request_context.prefix_salt
+        slots      one for each completion
+        parsers    one for each completion; none: all of their text is content
+        operation  what telemetry says that it does
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._prompts = prompts
         self._salt = salt
+        self._told = operation, body.model, params
         self._n = copies or body.n or 1
         self.choices: list[Choice] = []
         try:
@@ -91,6 +95,7 @@ class Generation:
             "stream": bool(body.stream),
         }
         self._record = state.requests.begin(self.name, facts, self._explain)
+        note_generation(self)
 
     def _submit(
         self,
@@ -172,17 +177,35 @@ class Generation:
             "usage": self.usage(),
         }
 
+    def summary(self) -> RequestSummary:
+        """For the request's line in the log and for its trace."""
+        operation, model, params = self._told
+        choices = self.choices
+        return RequestSummary(
+            operation,
+            model,
+            sum(map(len, self._prompts)),
+            self._cached(),
+            sum(choice.stats.generated for choice in choices),
+            params,
+            tuple(choice.finish for choice in choices),
+            tuple(choice.stats.phases() for choice in choices),
+        )
+
+    def _cached(self) -> int:
+        """Prompt tokens found in the prefix cache, once for each prompt."""
+        return sum(choice.stats.cached for choice in self.choices[:: self._n])
+
     def usage(self, generated: int | None = None) -> dict[str, object]:
         """OpenAI's usage object: prompt tokens once per prompt, generated tokens of all choices."""
         prompt = sum(map(len, self._prompts))
         if generated is None:
             generated = sum(choice.stats.generated for choice in self.choices)
-        cached = sum(choice.stats.cached for choice in self.choices[:: self._n])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": generated,
             "total_tokens": prompt + generated,
-            "prompt_tokens_details": {"cached_tokens": cached},
+            "prompt_tokens_details": {"cached_tokens": self._cached()},
             "completion_tokens_details": {
                 "reasoning_tokens": sum(choice.reasoning_tokens for choice in self.choices),
                 "accepted_prediction_tokens": 0,

@@ -60,7 +60,18 @@ async def submit_texts(
         params = _params(state, ready, body, grammar)
         names = ("logprobs", "best_of" if body.best_of else "n")
         check_scores(body, tokens, params, copies=copies, names=names)
-        return Generation(state, route, body, tokens, params, salt, slots, copies=copies), prompts
+        generation = Generation(
+            state,
+            route,
+            body,
+            tokens,
+            params,
+            salt,
+            slots,
+            copies=copies,
+            operation="text_completion",
+        )
+        return generation, prompts
 
 
 async def _prompts(

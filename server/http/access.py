@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.config import ServerConfig
 from server.errors import INVALID_REQUEST, RATE_LIMIT, SERVER_ERROR, error_body
 from server.http.paths import needs_no_key
-from server.http.request_context import OWNER
+from server.http.request_context import KEY_NAME, OWNER
 
 Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
@@ -50,18 +50,30 @@ async def send_error(send: Send, status: int, body: bytes, headers: Headers) -> 
 
 
 class ApiKeys:
-    """The keys of the server, which change when their file is read again."""
+    """The keys of the server, which change when their file is read again.
+
+    A key may have a name before it, which the log says: `NAME KEY`.
+    """
 
     def __init__(self, keys: tuple[str, ...]) -> None:
-        self._digests: frozenset[bytes] = frozenset()
+        self._names: dict[bytes, str] = {}
         self.replace(keys)
 
     def replace(self, keys: tuple[str, ...]) -> None:
-        self._digests = frozenset(hashlib.sha256(key.encode()).digest() for key in keys)
+        self._names = dict(map(_named_digest, keys))
 
-    def __contains__(self, digest: bytes) -> bool:
+    def name_of(self, digest: bytes) -> str | None:
+        """The name of the key with this SHA-256; None if there is no such key."""
         # All keys are compared, so that the time depends on none of them.
-        return any([hmac.compare_digest(digest, known) for known in self._digests])
+        known = any([hmac.compare_digest(digest, key) for key in self._names])
+        return self._names[digest] if known else None
+
+
+def _named_digest(entry: str) -> tuple[bytes, str]:
+    """SHA-256 of a key, and its name; without one, the first 8 hexadecimal digits of that."""
+    *name, key = entry.split()
+    digest = hashlib.sha256(key.encode()).digest()
+    return digest, " ".join(name) or digest.hex()[:8]
 
 
 class ApiKeyMiddleware:
@@ -81,8 +93,9 @@ class ApiKeyMiddleware:
             return
         key = _key_of(scope["headers"])
         digest = hashlib.sha256(key).digest()
-        if digest in self._keys:
-            scope.setdefault("state", {})[OWNER] = digest
+        name = self._keys.name_of(digest)
+        if name is not None:
+            scope.setdefault("state", {}).update({OWNER: digest, KEY_NAME: name})
             await self._app(scope, receive, send)
             return
         # In OpenAI's words, as far as they go.

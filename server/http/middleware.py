@@ -1,6 +1,6 @@
 """What every request passes before its route: pure ASGI, because it stands in every stream's way.
 
-    RequestMiddleware  request id, the count of HTTP answers
+    RequestMiddleware  request id; what is told of every request (server/telemetry/)
     CORSMiddleware     lets browsers show pages of --allowed-origins the answers, errors too
     Bounds             limits of headers and body, encodings, drain; 500 for an unforeseen failure
     ApiKeyMiddleware   the API key; see server/http/access.py
@@ -32,9 +32,10 @@ from server.http.access import (
     send_error,
 )
 from server.http.connection import CONNECTIONS_FULL
-from server.http.paths import WATCHING_PATHS
-from server.http.request_context import REQUEST_ID, exchange, id_for
+from server.http.paths import WATCHING_PATHS, is_routine
+from server.http.request_context import ERROR_CODE, REQUEST_ID, exchange, id_for
 from server.state import ServerState
+from server.telemetry.requests import CLIENT_CLOSED_REQUEST, ObservedRequest, RequestTelemetry
 
 MAX_HEADERS = 100
 UPLOAD_PATH = "/v1/files"
@@ -80,28 +81,35 @@ def install(app: FastAPI, state: ServerState) -> None:
 
 
 class RequestMiddleware:
-    """Names every request, and counts its answer."""
+    """Names every request, and tells of it."""
 
     def __init__(self, app: ASGIApp, state: ServerState, gate: DrainState) -> None:
         self._app = app
         self._state = state
         self._gate = gate
+        self._telemetry = RequestTelemetry(
+            state.metrics,
+            log_requests=state.config.log_requests,
+            tracing=state.tracing,
+            is_routine=is_routine,
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 499
+        status = CLIENT_CLOSED_REQUEST
         request_id = id_for(scope["headers"])
         known: dict[str, object] = scope.setdefault("state", {})
         known[REQUEST_ID] = request_id.decode()
         exchange.set(known)
+        observed = self._telemetry.begin(scope)
 
         async def start(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = self._own_headers(scope, request_id, time.perf_counter() - began)
+                own = self._own_headers(scope, request_id, observed)
                 headers: Headers = [*message["headers"], *own]
                 leave = self._gate.draining or CONNECTIONS_FULL in scope
                 if leave and CLOSE[0] not in headers:
@@ -114,14 +122,14 @@ class RequestMiddleware:
             await self._app(scope, receive, start)
         finally:
             self._gate.open_requests -= 1
-            # The pattern of the route that answered: what a caller wrote is never a label.
-            path = getattr(scope.get("route"), "path", None)
-            self._state.metrics.http_request(path if isinstance(path, str) else "none", status)
+            observed.end(status)
 
-    def _own_headers(self, scope: Scope, request_id: bytes, seconds: float) -> Headers:
+    def _own_headers(self, scope: Scope, request_id: bytes, observed: ObservedRequest) -> Headers:
+        seconds = time.monotonic() - observed.began
         own = [
             (b"x-request-id", request_id),
             (b"openai-processing-ms", str(int(seconds * 1000)).encode()),
+            *observed.headers(),
         ]
         if scope["method"] == "POST" and scope["path"].startswith("/v1/"):
             # OpenAI's rate limit is the size of this process's queue here.
@@ -159,6 +167,7 @@ class Bounds:
     async def run(self, receive: Receive, send: Send) -> None:
         refusal = self._refusal()
         if refusal is not None:
+            self._scope["state"][ERROR_CODE] = refusal[2]
             await refuse(send, *refusal)
             return
         answered = complete = False
@@ -182,6 +191,7 @@ class Bounds:
             if not answered:
                 if not complete:
                     await self._discard(receive)
+                self._scope["state"][ERROR_CODE] = refusal.args[2]
                 await refuse(send, *refusal.args)
         except Exception:
             if not answered:

@@ -13,3 +13,8 @@ WATCHING_PATHS = PROBES | {"/metrics"}  # answered whatever the load, and during
 def needs_no_key(path: str) -> bool:
     """The one rule of routes without an API key."""
     return path in PROBES or path in PAGES or path.startswith(PAGE_FILES)
+
+
+def is_routine(path: str) -> bool:
+    """Whether monitors ask for it all the time, or browsers for many of its kind at once."""
+    return path in WATCHING_PATHS or path == "/" or path.startswith(PAGE_FILES)

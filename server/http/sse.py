@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import RequestError, internal_error
 from server.http.connection import DIRECT, outlet
+from server.http.request_context import CLIENT_GONE, exchange
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -78,6 +79,7 @@ async def while_connected(
         await asyncio.wait((working, watching), return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
+        exchange.get({})[CLIENT_GONE] = True
         raise ClientGone
     finally:
         watching.cancel()

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import prometheus_client
@@ -41,6 +42,9 @@ from server.process.parent import read_args, watch
 from server.process.start_report import Reporter
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from server.state import ServerState
+
+if TYPE_CHECKING:
+    from server.telemetry.tracing import Tracing
 
 log = logging.getLogger("wavefill.server")
 
@@ -73,6 +77,7 @@ async def serve(start: ApiProcessArgs) -> None:
         stats=lambda: client.stats,
         state=lambda: engine_state(client),
     )
+    tracing = tracing_to(config.otlp_traces_endpoint)
     batches = None
     if config.data_dir:
         batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
@@ -85,6 +90,7 @@ async def serve(start: ApiProcessArgs) -> None:
         batch_requests=RequestLog(config.request_history),
         responses=store,
         batches=batches,
+        tracing=tracing,
     )
     app = create_app(state)
 
@@ -112,6 +118,17 @@ async def serve(start: ApiProcessArgs) -> None:
     finally:
         loading.cancel()
         await work.close()
+        if tracing is not None:
+            await tracing.close()
+
+
+def tracing_to(endpoint: str) -> Tracing | None:
+    """OpenTelemetry is only loaded where there is an endpoint."""
+    if not endpoint:
+        return None
+    from server.telemetry.tracing import Tracing, otlp_provider
+
+    return Tracing(otlp_provider(endpoint))
 
 
 def on_message(line: bytes, found: asyncio.Future[str], keys: ApiKeys) -> None:

@@ -1,31 +1,59 @@
-"""Logging: one line an event, as text or as JSON, on stderr."""
+"""Logging: one line an event, as text or as JSON, on stderr.
+
+An event may have `fields` beside its message (`extra={"fields": {...}}`): members of the JSON
+object, and `name=value` at the end of a line of text.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import time
-from typing import Literal
+from typing import Any, Literal
+
+PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes: no space, no quote
 
 
 class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        seconds, milliseconds = divmod(int(record.created * 1000), 1000)
         fields = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created)),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+            + f".{milliseconds:03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **_fields_of(record),
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields, ensure_ascii=False)
 
 
+class TextFormatter(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        fields = _fields_of(record).items()
+        named = [f" {name}={_text(value)}" for name, value in fields if value is not None]
+        return super().formatMessage(record) + "".join(named)
+
+
+def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
+    return getattr(record, "fields", {})
+
+
+def _text(value: object) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return text if PLAIN.fullmatch(text) else json.dumps(text)
+
+
 def set_up_logging(level: str, form: Literal["text", "json"]) -> None:
     """Send everything from `level` up to stderr."""
     handler = logging.StreamHandler()
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s", "%H:%M:%S")
-    handler.setFormatter(JsonFormatter() if form == "json" else text)
+    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The start report replaces the messages of uvicorn about its start and end.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))

@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -104,6 +105,7 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
         )
     _check_formats(config)
     _check_limits(config)
+    _check_tracing(config.otlp_traces_endpoint)
     if config.batch_concurrency < 1:
         raise UsageError("--batch-concurrency 0: batches need at least 1")
     if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
@@ -155,6 +157,24 @@ def _check_limits(config: ServerConfig) -> None:
                 f"--allowed-hosts {host}: a host is a name or an address, with or without a port, "
                 "like llm.example or 10.0.0.5:8000; several with commas; * for all"
             )
+
+
+def _check_tracing(endpoint: str) -> None:
+    if not endpoint:
+        return
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", endpoint):
+        raise UsageError(
+            f"--otlp-traces-endpoint {endpoint}: a URL of OTLP over HTTP is needed, such as "
+            "http://127.0.0.1:4318"
+        )
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise UsageError(
+            "--otlp-traces-endpoint: OpenTelemetry is not installed: pip install 'wavefill[otel]'"
+        )
 
 
 def _check_formats(config: ServerConfig) -> None:

@@ -14,7 +14,7 @@ import pytest
 from runtime.config import EngineConfig
 from server.cli.commands import serve
 from server.cli.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
-from server.cli.main import Parser, UsageError, main
+from server.cli.main import Parser, UsageError, first_key, main
 from server.cli.vllm_flags import REMEDIES
 from server.config import ServerConfig
 from server.process.exclusive_files import LaunchError, socket_directory, store_lock
@@ -327,3 +327,30 @@ def test_a_model_that_cannot_be_served_ends_the_command_with_one_line(
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert len(lines) == 1 and expected in lines[0], done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_key_of_a_client_command_is_the_first_one_without_its_name():
+    assert first_key({"WAVEFILL_API_KEY": " alice sk-1 ,bob sk-2"}) == "sk-1"
+    assert first_key({"WAVEFILL_API_KEY": ", sk-2"}) == "sk-2"
+    assert first_key({"WAVEFILL_API_KEY": ""}) == ""
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "found", "message"),
+    [
+        ("collector:4317", True, "a URL of OTLP over HTTP is needed"),
+        ("http://collector:4318", False, "pip install 'wavefill[otel]'"),
+        ("http://collector:4318", None, "pip install 'wavefill[otel]'"),
+    ],
+)
+def test_traces_need_a_url_and_the_extra(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, found: bool | None, message: str
+):
+    def find(name: str) -> object:
+        if found is None:
+            raise ModuleNotFoundError(name)
+        return found or None
+
+    monkeypatch.setattr("server.cli.commands.serve.find_spec", find)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        config("--otlp-traces-endpoint", endpoint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import shlex
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ from msgspec.structs import replace
 from runtime.config import EngineConfig
 from runtime.messages import Progress, Ready, Stats
 from server.config import ServerConfig
-from server.process.logs import JsonFormatter
+from server.process.logs import JsonFormatter, TextFormatter
 from server.process.start_report import Reporter, busy_line, start_report
 from tests.support.server.fake_engine import ready
 
@@ -121,6 +122,32 @@ def test_a_log_line_is_json_whatever_the_message_holds():
         "logger": "w",
         "message": 'a "quote"\né',
     }
+
+
+def record_with(**fields: object) -> logging.LogRecord:
+    record = logging.LogRecord("w", logging.INFO, "file", 1, "request", (), None)
+    record.fields = fields
+    record.created = 1795413096.25
+    return record
+
+
+def test_a_line_of_text_has_a_date_and_the_fields_that_are_known():
+    record = record_with(status=200, model='a "b" c', error=None, client_gone=False)
+    date, _, rest = TextFormatter().format(record).partition(" ")
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", date)
+    assert rest.endswith(r'INFO w: request status=200 model="a \"b\" c" client_gone=false')
+
+
+def test_a_line_of_json_has_the_fields_as_members_and_milliseconds():
+    line = json.loads(JsonFormatter().format(record_with(status=200, error=None)))
+    assert (line["status"], line["error"]) == (200, None)
+    assert line["time"] == "2026-11-23T05:51:36.250Z"
+
+
+def test_a_field_cannot_begin_a_line_of_its_own():
+    record = record_with(path="x\n2026-01-01 00:00:00 ERROR forged")
+    assert "\n" not in TextFormatter().format(record)
+    assert "\n" not in JsonFormatter().format(record)
 
 
 @pytest.mark.parametrize(

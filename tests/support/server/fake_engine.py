@@ -8,6 +8,7 @@ import json
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,6 +40,7 @@ from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
+from server.telemetry.requests import Tracing
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}<|end|>{% endfor %}"
@@ -151,7 +153,8 @@ class FakeEngine:
     def submit(
         self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
     ) -> Mailbox:
-        request = EngineRequest(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
+        id, now = len(self.requests) + 1, time.monotonic()
+        request = EngineRequest(id, 0, tokens, params, priority, salt, now)
         self.requests.append(request)
         mailbox = Mailbox(request)
         self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))
@@ -183,8 +186,9 @@ class FakeEngine:
         if params.pooling is not None:
             numbers = embedding(request)
             data = struct.pack(f"<{len(numbers)}f", *numbers)
+            started = request.arrived
             yield RequestOutput(
-                request.id, [], "stop", embedding=data, cached=self.cached, started=1.0
+                request.id, [], "stop", embedding=data, cached=self.cached, started=started
             )
             return
         tokens: list[int] = []
@@ -266,6 +270,7 @@ def fake_server(
     template: str | None = TEMPLATE,
     context: int = CONTEXT,
     batches: BatchStore | None = None,
+    tracing: Tracing | None = None,
     connections: int = 1000,
     special_in_content: Literal["allow", "text"] = "allow",
     **config: Any,
@@ -273,6 +278,7 @@ def fake_server(
     """Serve the scripted engine from a thread until the block ends.
 
     context              tokens of a prompt and its answer at most
+    tracing              of its requests
     batches              where files are kept; no batch runs
     connections          that are open at most
     special_in_content   of ChatTokenizer.load
@@ -283,7 +289,12 @@ def fake_server(
     )
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     state = ServerState(
-        fake_config(**config), engine, LoadedModel(tokenizer), Metrics(), batches=batches
+        fake_config(**config),
+        engine,
+        LoadedModel(tokenizer),
+        Metrics(),
+        batches=batches,
+        tracing=tracing,
     )
     listener = socket.create_server(("127.0.0.1", 0))
     protocol: Any = partial(BoundedProtocol, limit=ConnectionLimit(connections))
