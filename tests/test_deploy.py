@@ -38,7 +38,7 @@ def exported() -> tuple[set[str], set[str]]:
     metrics.inter_token(0.1)
     metrics.rejected("queue_full")
     metrics.aborted("client")
-    metrics.http_request("/v1/completions", 200)
+    metrics.http_request("/v1/completions", 200, 0.1)
     text = metrics.render().decode()
     families = re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)
     names = {name + suffix for name, kind in families for suffix in SUFFIXES[kind]}

@@ -126,8 +126,7 @@ class Choice:
     def abort(self, by: str) -> None:
         """Stop the engine's work on it, unless it has ended."""
         if self.finish is None:
-            self.finish = "abort"
-            self.stats.ended = time.monotonic()
+            self._end("abort")
             self._engine.abort(self.mailbox.id)
             self._metrics.aborted(by)
 

@@ -200,6 +200,15 @@ class PoolingJob:
         for mailbox in self._open:
             self._state.client.abort(mailbox.id)
             self._state.metrics.aborted(by)
+            self._state.metrics.request_finished(
+                "abort",
+                len(mailbox.request.tokens),
+                0,
+                arrived=mailbox.arrived,
+                started=0.0,  # unknown: the engine says it with the embedding
+                first_token=0.0,
+                ended=time.monotonic(),
+            )
         self._open.clear()
 
     def _explain(self) -> dict[str, object]:

@@ -79,6 +79,7 @@ class Generation:
         self._prompts = prompts
         self._salt = salt
         self._told = operation, body.model, params
+        self._closed = False
         self._n = copies or body.n or 1
         self.choices: list[Choice] = []
         try:
@@ -149,7 +150,12 @@ class Generation:
 
     def close(self) -> None:
         """Abort what has not ended, so that the engine stops working on this request."""
-        self._abort("disconnect")
+        if not self._closed:
+            self._closed = True
+            self._abort("disconnect")
+            self._state.metrics.generation_finished(
+                max(choice.stats.generated for choice in self.choices)
+            )
         self._record.end()
 
     def _abort(self, by: str) -> None:

@@ -67,6 +67,16 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
         "Time from the first token to the end, in seconds.",
         PHASE_BUCKETS,
     ),
+    "request_inference_time_seconds": (
+        "Time from scheduling to the end, in seconds.",
+        PHASE_BUCKETS,
+    ),
     "request_prompt_tokens": ("Prompt tokens per request.", TOKEN_COUNT_BUCKETS),
     "request_generation_tokens": ("Generated tokens per request.", TOKEN_COUNT_BUCKETS),
+    "request_max_generation_tokens": (
+        "Generated tokens of the longest completion of an HTTP request.",
+        TOKEN_COUNT_BUCKETS,
+    ),
 }
+HTTP_DURATION = "HTTP requests, from arrival to the end of the answer, in seconds."
+HTTP_DURATION_BUCKETS = (0.001, 0.0025, 0.005, *E2E_BUCKETS)

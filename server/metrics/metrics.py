@@ -20,7 +20,14 @@ from runtime.messages import Ready, Stats
 from server.engine import EngineState
 from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.engine_families import EngineFamilies, EngineReadings
-from server.metrics.families import COUNTERS, HISTOGRAMS, PER_TOKEN_BUCKETS
+from server.metrics.families import (
+    COUNTERS,
+    HISTOGRAMS,
+    HTTP_DURATION,
+    HTTP_DURATION_BUCKETS,
+    PER_TOKEN_BUCKETS,
+)
+from server.metrics.process_families import process_families
 from server.metrics.vllm_names import vllm_families
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -38,6 +45,7 @@ class Metrics(Collector):
         self._label = {"model_name": name}
         self._engine = EngineFamilies(self._label, shared)
         self._compat = compat == "vllm"
+        self._server_pid = 0
         self._counters: dict[str, Counter] = {}
         for counter, (text, labels) in COUNTERS.items():
             made = Counter(f"wavefill_{counter}", text, ("model_name", *labels), registry=registry)
@@ -50,6 +58,13 @@ class Metrics(Collector):
             ).labels(name)
             for histogram, (text, buckets) in HISTOGRAMS.items()
         }
+        self._http_duration = Histogram(
+            "wavefill_http_request_duration_seconds",
+            HTTP_DURATION,
+            ("model_name", "route"),
+            registry=registry,
+            buckets=HTTP_DURATION_BUCKETS,
+        )
         self._inter_token = BufferedHistogram(
             self._histograms["inter_token_latency_seconds"], PER_TOKEN_BUCKETS
         )
@@ -60,8 +75,13 @@ class Metrics(Collector):
         ready: Callable[[], Ready | None],
         stats: Callable[[], Stats],
         state: Callable[[], EngineState],
+        server_pid: int = 0,
     ) -> None:
-        """Where to read the engine's numbers from, at each scrape."""
+        """Where to read the engine's numbers from, at each scrape.
+
+        server_pid  of the process whose children are those of the server; 0: this one is alone
+        """
+        self._server_pid = server_pid
         self._engine.readings = EngineReadings(ready, stats, state)
 
     def request_finished(
@@ -75,19 +95,27 @@ class Metrics(Collector):
         first_token: float,
         ended: float,
     ) -> None:
-        """Count a completion.  Times are monotonic seconds, 0 for what did not happen."""
-        histograms = self._histograms
+        """Count a completion.  Times are monotonic seconds, 0 for what did not happen.
+
+        One that was aborted has no time to its end: it would make answers look shorter than they
+        are.
+        """
+        histograms, complete = self._histograms, finish != "abort"
         self._count("requests", finished_reason=finish or "unknown")
         self._inter_token.count()  # another process may be scraped
-        histograms["e2e_request_latency_seconds"].observe(ended - arrived)
+        if complete:
+            histograms["e2e_request_latency_seconds"].observe(ended - arrived)
         histograms["request_prompt_tokens"].observe(prompt_tokens)
         histograms["request_generation_tokens"].observe(generated_tokens)
         if started:
             histograms["request_queue_time_seconds"].observe(max(0.0, started - arrived))
+            if complete:
+                histograms["request_inference_time_seconds"].observe(max(0.0, ended - started))
         if first_token:
             decode = ended - first_token
             histograms["time_to_first_token_seconds"].observe(first_token - arrived)
-            histograms["request_decode_time_seconds"].observe(decode)
+            if complete:
+                histograms["request_decode_time_seconds"].observe(decode)
             if started:
                 prefill = max(0.0, first_token - started)
                 histograms["request_prefill_time_seconds"].observe(prefill)
@@ -106,14 +134,20 @@ class Metrics(Collector):
         self._count("admission_rejections", reason=reason)
 
     def aborted(self, by: str) -> None:
+        """In addition to `request_finished`, whose reason is "abort"."""
         self._count("aborted", by=by)
+
+    def generation_finished(self, longest: int) -> None:
+        """All completions of a request have ended; longest: tokens of the longest one."""
+        self._histograms["request_max_generation_tokens"].observe(longest)
 
     def batch_line(self, completed: bool) -> None:
         self._count("batch_lines", outcome="completed" if completed else "failed")
 
-    def http_request(self, route: str, code: int) -> None:
+    def http_request(self, route: str, code: int, seconds: float) -> None:
         """`route` is the pattern of a route, never the path of a request."""
         self._count("http_requests", route=route, code=str(code))
+        self._http_duration.labels(**self._label, route=route).observe(seconds)
 
     def render(self) -> bytes:
         """The Prometheus text format.  Takes milliseconds; any thread may call it."""
@@ -127,5 +161,6 @@ class Metrics(Collector):
         families = {family.name: family for family in self._counted.collect()}
         families |= {family.name: family for family in self._engine.collect()}
         yield from families.values()
+        yield from process_families(self._label, self._server_pid)
         if self._compat:
             yield from vllm_families(families)

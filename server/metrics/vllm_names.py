@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-# vLLM's name -> ours.
+ENGINE = {"engine": "0"}  # vLLM's label of the engine's index: there is one here
+
+# vLLM's name -> ours.  The last ones are names of earlier versions that are still read.
 VLLM_ALIASES = {
     "vllm:num_requests_running": "wavefill_requests_running",
     "vllm:num_requests_waiting": "wavefill_requests_waiting",
@@ -26,7 +28,14 @@ VLLM_ALIASES = {
     "vllm:request_decode_time_seconds": "wavefill_request_decode_time_seconds",
     "vllm:request_prompt_tokens": "wavefill_request_prompt_tokens",
     "vllm:request_generation_tokens": "wavefill_request_generation_tokens",
+    "vllm:request_inference_time_seconds": "wavefill_request_inference_time_seconds",
+    "vllm:request_max_num_generation_tokens": "wavefill_request_max_generation_tokens",
     "vllm:request_success": "wavefill_requests",
+    "vllm:prompt_tokens_cached": "wavefill_prompt_tokens_cached",
+    "vllm:gpu_cache_usage_perc": "wavefill_kv_cache_usage_ratio",
+    "vllm:gpu_prefix_cache_queries": "wavefill_prefix_cache_queries",
+    "vllm:gpu_prefix_cache_hits": "wavefill_prefix_cache_hits",
+    "vllm:time_per_output_token_seconds": "wavefill_inter_token_latency_seconds",
 }
 # Labels that vLLM names otherwise: of one family.
 VLLM_LABELS = {
@@ -44,6 +53,17 @@ def vllm_families(families: Mapping[str, Metric]) -> Iterator[Metric]:
     for alias, (native, labels) in VLLM_LABELS.items():
         if native in families:
             yield _renamed(families[native], alias, labels)
+    yield _waiting_by_reason(families["wavefill_requests_waiting"])
+
+
+def _waiting_by_reason(waiting: Metric) -> Metric:
+    """All wait for capacity: none is deferred, which in vLLM is for a transfer of KV or LoRA."""
+    name = "vllm:num_requests_waiting_by_reason"
+    family = Metric(name, "Alias.", "gauge")
+    (sample,) = waiting.samples
+    for reason, value in (("capacity", sample.value), ("deferred", 0.0)):
+        family.add_sample(name, sample.labels | ENGINE | {"reason": reason}, value)
+    return family
 
 
 def _renamed(source: Metric, name: str, labels: Mapping[str, str]) -> Metric:
@@ -51,7 +71,8 @@ def _renamed(source: Metric, name: str, labels: Mapping[str, str]) -> Metric:
     family.samples = [
         sample._replace(
             name=name + sample.name.removeprefix(source.name),
-            labels={labels.get(label, label): value for label, value in sample.labels.items()},
+            labels={labels.get(label, label): value for label, value in sample.labels.items()}
+            | ENGINE,
         )
         for sample in source.samples
         if not sample.name.endswith("_created")

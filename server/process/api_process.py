@@ -76,6 +76,7 @@ async def serve(start: ApiProcessArgs) -> None:
         ready=lambda: client.ready,
         stats=lambda: client.stats,
         state=lambda: engine_state(client),
+        server_pid=os.getppid(),
     )
     tracing = tracing_to(config.otlp_traces_endpoint)
     batches = None

@@ -94,7 +94,8 @@ class ObservedRequest:
         # The pattern of the route that answered: what a caller wrote is never a label.
         route = getattr(self._scope.get("route"), "path", None)
         route = route if isinstance(route, str) else None
-        self._metrics.http_request(route or "none", status)
+        seconds = time.monotonic() - self.began
+        self._metrics.http_request(route or "none", status, seconds)
         trace = self._trace
         if trace is None and self._level is None:
             return

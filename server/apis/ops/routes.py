@@ -16,13 +16,23 @@ from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody
-from server.http.openapi_parts import ANY_OBJECT, TEXT, list_of, object_of, word
+from server.http.openapi_parts import ANY_OBJECT, COUNT, TEXT, list_of, object_of, word
 from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
 
 endpoints = Endpoints("operation")
 STATUS = object_of(status=word("ok"))
-SERVER_INFO = object_of(version=TEXT, models=list_of(TEXT), engine=ANY_OBJECT, stats=ANY_OBJECT)
+SERVER_INFO = object_of(
+    version=TEXT,
+    models=list_of(TEXT),
+    served_model_name=TEXT,
+    max_total_num_tokens=COUNT,
+    max_running_requests=COUNT,
+    context_length=COUNT,
+    page_size=COUNT,
+    engine=ANY_OBJECT,
+    stats=ANY_OBJECT,
+)
 STATIC = Path(__file__).parent / "static"
 ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
 OK = b'{"status":"ok"}'
@@ -75,10 +85,17 @@ async def show_version() -> Response:
 async def server_info(request: Request) -> Response:
     """What runs here, on what, and how much fits."""
     state = state_of(request)
+    ready = require_ready(state)
     fields = {
         "version": version("wavefill"),
         "models": state.config.served_names,
-        "engine": asdict(require_ready(state)),
+        # SGLang's names, by which routers such as smg read a replica's capacity.
+        "served_model_name": state.config.served_names[0],
+        "max_total_num_tokens": ready.capacity_tokens,
+        "max_running_requests": ready.max_num_seqs,
+        "context_length": ready.max_model_len,
+        "page_size": ready.page_size,
+        "engine": asdict(ready),
         "stats": asdict(state.client.stats),
     }
     return JsonBody(orjson.dumps(fields))

@@ -155,4 +155,5 @@ def test_an_abort_is_counted_once(monkeypatch: pytest.MonkeyPatch):
     followed.choice.abort("disconnect")
     followed.choice.abort("error")
     assert (followed.engine.aborted, followed.metrics.aborts) == ([7], ["disconnect"])
-    assert followed.metrics.ends == [] and followed.choice.finish == "abort"
+    assert [end[:3] for end in followed.metrics.ends] == [("abort", 3, 1)]
+    assert followed.choice.finish == "abort"

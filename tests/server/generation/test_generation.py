@@ -249,7 +249,7 @@ def test_a_failing_completion_takes_its_siblings_with_it(fake: FakeServer):
 
 def test_every_end_is_counted_once_under_its_reason(fake: FakeServer):
     def ends() -> list[float]:
-        reasons = ("stop", "length", "error")
+        reasons = ("stop", "length", "error", "abort")
         name = "wavefill_requests_total"
         aborts = counted(fake, "wavefill_aborted_total", 'by="disconnect"')
         return [counted(fake, name, f'finished_reason="{r}"') for r in reasons] + [aborts]
@@ -266,7 +266,7 @@ def test_every_end_is_counted_once_under_its_reason(fake: FakeServer):
         httpx.post(fake.url + CHAT, json=HELLO, timeout=0.1)
     wait_until(lambda: fake.engine.pending == 0)
     after = ends()
-    assert [b - a for a, b in zip(before, after, strict=True)] == [3, 1, 1, 1]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [3, 1, 1, 1, 1]
 
 
 @pytest.mark.parametrize("ask", [said, streamed])

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import get_args
 
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from psutil import Process
 
 from runtime.messages import Progress, Ready, Stats
 from server.engine import engine_state
@@ -43,6 +45,14 @@ READ_BY_OTHERS = {
     "vllm:request_decode_time_seconds",
     "vllm:request_prompt_tokens",
     "vllm:request_generation_tokens",
+    "vllm:request_inference_time_seconds",
+    "vllm:request_max_num_generation_tokens",
+    "vllm:num_requests_waiting_by_reason",
+    # Names of earlier versions.
+    "vllm:gpu_cache_usage_perc",
+    "vllm:gpu_prefix_cache_queries",
+    "vllm:gpu_prefix_cache_hits",
+    "vllm:time_per_output_token_seconds",
 }
 
 
@@ -83,8 +93,9 @@ def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
     metrics.aborted("disconnect")
     for family in text_string_to_metric_families(metrics.render().decode()):
         if family.name.startswith("vllm:"):
+            assert {sample.labels["engine"] for sample in family.samples} == {"0"}
             continue
-        assert re.fullmatch(r"wavefill_[a-z0-9_]+", family.name)
+        assert re.fullmatch(r"(wavefill|process)_[a-z0-9_]+", family.name)
         assert family.documentation
         for sample in family.samples:
             assert sample.labels["model_name"] == "tiny"
@@ -155,11 +166,55 @@ def test_a_request_is_split_into_its_phases(metrics: Metrics):
     assert found["wavefill_time_to_first_token_seconds_sum"] == 1.0
     assert found["wavefill_request_decode_time_seconds_sum"] == 2.0
     assert found["wavefill_time_per_output_token_seconds_sum"] == 0.5
+    assert found["wavefill_request_inference_time_seconds_sum"] == 2.5
     assert found["wavefill_e2e_request_latency_seconds_sum"] == 3.0
 
 
+def test_an_aborted_request_makes_no_answer_look_shorter(metrics: Metrics):
+    metrics.request_finished("abort", 10, 5, arrived=1.0, started=1.5, first_token=2.0, ended=4.0)
+    text = metrics.render().decode().splitlines()
+    assert 'wavefill_requests_total{finished_reason="abort",model_name="tiny"} 1.0' in text
+    labels = '{engine="0",finished_reason="abort",model_name="tiny"}'
+    assert f"vllm:request_success_total{labels} 1.0" in text
+    found = values(metrics)
+    assert found["wavefill_time_to_first_token_seconds_count"] == 1
+    for name in ("e2e_request_latency", "request_decode_time", "request_inference_time"):
+        assert found[f"wavefill_{name}_seconds_count"] == 0
+
+
+def test_requests_wait_for_capacity(metrics: Metrics):
+    text = metrics.render().decode()
+    name, labels = "vllm:num_requests_waiting_by_reason", 'engine="0",model_name="tiny"'
+    assert f'{name}{{{labels},reason="capacity"}} 2.0' in text
+    assert f'{name}{{{labels},reason="deferred"}} 0.0' in text
+
+
+def test_versions_and_processes_are_there(metrics: Metrics):
+    families = {f.name: f for f in text_string_to_metric_families(metrics.render().decode())}
+    (build,) = families["wavefill_build_info"].samples
+    assert build.value == 1 and build.labels["version"] == version("wavefill")
+    (memory,) = families["process_resident_memory_bytes"].samples
+    assert memory.labels["process"] == "api"
+    own = Process()
+    assert memory.value == pytest.approx(own.memory_info().rss, rel=0.2)
+    (start,) = families["process_start_time_seconds"].samples
+    assert start.value == pytest.approx(own.create_time(), abs=2)
+    (cpu,) = families["process_cpu_seconds"].samples
+    assert cpu.name == "process_cpu_seconds_total"
+    assert cpu.value == pytest.approx(sum(own.cpu_times()[:2]), abs=1)
+
+
+def test_each_route_has_a_histogram_of_durations(metrics: Metrics):
+    metrics.http_request("/v1/completions", 200, 0.3)
+    metrics.http_request("/health", 200, 0.0005)
+    text = metrics.render().decode()
+    name, rest = "wavefill_http_request_duration_seconds", 'model_name="tiny",route='
+    assert f'{name}_sum{{{rest}"/v1/completions"}} 0.3' in text
+    assert f'{name}_bucket{{le="0.001",{rest}"/health"}} 1.0' in text
+
+
 def test_a_request_that_never_started_has_no_phases(metrics: Metrics):
-    metrics.request_finished("abort", 10, 0, arrived=1.0, started=0.0, first_token=0.0, ended=4.0)
+    metrics.request_finished("error", 10, 0, arrived=1.0, started=0.0, first_token=0.0, ended=4.0)
     found = values(metrics)
     assert found["wavefill_e2e_request_latency_seconds_count"] == 1
     assert found["wavefill_time_to_first_token_seconds_count"] == 0
@@ -171,11 +226,14 @@ def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
     stats = Stats(step_tokens_counts=counts, step_tokens_sum=9)
     metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     text = metrics.render().decode()
-    for name in ("wavefill_iteration_tokens", "vllm:iteration_tokens_total"):
-        assert f'{name}_bucket{{le="1.0",model_name="tiny"}} 1.0' in text
-        assert f'{name}_bucket{{le="4.0",model_name="tiny"}} 3.0' in text
-        assert f'{name}_count{{model_name="tiny"}} 3.0' in text
-        assert f'{name}_sum{{model_name="tiny"}} 9.0' in text
+    for name, engine in (
+        ("wavefill_iteration_tokens", ""),
+        ("vllm:iteration_tokens_total", 'engine="0",'),
+    ):
+        assert f'{name}_bucket{{{engine}le="1.0",model_name="tiny"}} 1.0' in text
+        assert f'{name}_bucket{{{engine}le="4.0",model_name="tiny"}} 3.0' in text
+        assert f'{name}_count{{{engine}model_name="tiny"}} 3.0' in text
+        assert f'{name}_sum{{{engine}model_name="tiny"}} 9.0' in text
 
 
 def test_how_steps_use_graphs_is_counted(metrics: Metrics):
@@ -217,7 +275,7 @@ from server.metrics.metrics import Metrics
 metrics = Metrics("tiny", shared=sys.argv[1])
 times = {"arrived": 100.0, "started": 100.1, "first_token": 100.2, "ended": 101.0}
 metrics.request_finished("stop", 10, 5, **times)
-metrics.http_request("/health", 200)
+metrics.http_request("/health", 200, 0.1)
 print(metrics.render().decode())
 """
     environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
@@ -227,11 +285,11 @@ print(metrics.render().decode())
         assert done.returncode == 0, done.stderr
     for line in (
         'wavefill_requests_total{finished_reason="stop",model_name="tiny"} 3.0',
-        'vllm:request_success_total{finished_reason="stop",model_name="tiny"} 3.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="tiny"} 3.0',
         'wavefill_http_requests_total{code="200",model_name="tiny",route="/health"} 3.0',
         'wavefill_request_generation_tokens_sum{model_name="tiny"} 15.0',
-        'vllm:time_to_first_token_seconds_bucket{le="0.25",model_name="tiny"} 3.0',
-        'vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="tiny"} 3.0',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="0.25",model_name="tiny"} 3.0',
+        'vllm:time_to_first_token_seconds_bucket{engine="0",le="+Inf",model_name="tiny"} 3.0',
     ):
         assert line in done.stdout.splitlines(), done.stdout
     assert done.stdout.count("# TYPE wavefill_requests_total") == 1
