@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,13 @@ from server.pages import routes as pages
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
-DASHBOARD = DEPLOY / "grafana" / "dashboards" / "wavefill.json"
-METRIC = re.compile(r"(?<![\w:])wavefill[_:][\w:]+")
+GRAFANA = DEPLOY / "grafana"
+BOARDS = {
+    file.stem: json.loads(file.read_text()) for file in (GRAFANA / "dashboards").glob("*.json")
+}
+# What every selector begins with.
+SELECTORS = ('job=~"$job"', 'instance=~"$instance"', 'model_name=~"$model_name"')
+METRIC = re.compile(r"(?<![\w:])(?:wavefill[_:]|process_)[\w:]+")
 SUFFIXES = {
     "counter": ("",),
     "gauge": ("",),
@@ -50,17 +56,21 @@ def rules() -> list[dict[str, Any]]:
     return [rule for group in groups for rule in group["rules"]]
 
 
-def panels() -> list[dict[str, Any]]:
-    board = json.loads(DASHBOARD.read_text())
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
+def panels() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{name}: {panel['title']}", panel)
+        for name, board in sorted(BOARDS.items())
+        for panel in board["panels"]
+        if panel["type"] != "row"
+    ]
 
 
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 EXPRESSIONS = [
     *((f"rule {rule.get('alert', rule.get('record'))}", rule["expr"]) for rule in rules()),
     *(
-        (f"panel {panel['title']}", target["expr"])
-        for panel in panels()
+        (f"{name} {target['refId']}", target["expr"])
+        for name, panel in panels()
         for target in panel["targets"]
     ),
 ]
@@ -87,22 +97,64 @@ def test_label_and_metric_names_are_found_in_an_expression() -> None:
     assert METRIC.findall(expression) == ["wavefill_x_bucket"]
 
 
-def test_dashboard_has_three_rows_of_four_panels_each_with_its_title_and_unit() -> None:
-    board = json.loads(DASHBOARD.read_text())
-    kinds = [panel["type"] for panel in board["panels"]]
-    assert [kind == "row" for kind in kinds] == [True, False, False, False, False] * 3
-    titles = [panel["title"] for panel in board["panels"]]
-    assert len(set(titles)) == len(titles)
-    assert all(panel["fieldConfig"]["defaults"]["unit"] for panel in panels())
+def test_the_dashboards_are_what_their_code_makes() -> None:
+    """`python deploy/grafana/make_dashboards.py` writes them."""
+    code = "import json, make_dashboards; print(json.dumps(make_dashboards.texts()))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=GRAFANA, capture_output=True, text=True, timeout=60
+    )
+    assert ran.returncode == 0, ran.stderr
+    texts: dict[str, str] = json.loads(ran.stdout)
+    assert set(texts) == set(BOARDS) == {"overview", "latency", "capacity", "engine"}
+    for name, text in texts.items():
+        assert (GRAFANA / "dashboards" / f"{name}.json").read_text() == text
+
+
+@pytest.mark.parametrize(("where", "panel"), panels(), ids=[where for where, _ in panels()])
+def test_a_panel_explains_itself_and_shows_one_quantity(where: str, panel: dict[str, Any]) -> None:
+    assert len(panel["description"]) > 20
+    defaults = panel["fieldConfig"]["defaults"]
+    assert defaults["unit"] and panel["fieldConfig"]["overrides"] == [], "one axis, one unit"
+    assert panel["datasource"]["uid"] == "${datasource}"
+    if panel["type"] == "stat":
+        assert defaults["thresholds"]["steps"]
+    for target in panel["targets"]:
+        assert target["datasource"]["uid"] == "${datasource}"
+        selectors = re.findall(r"{([^{}]+)}", target["expr"])
+        assert selectors and all(s.startswith(", ".join(SELECTORS)) for s in selectors)
+    # Courses on one axis: of one metric, or of two whose comparison is the point.
+    used = {metric for target in panel["targets"] for metric in METRIC.findall(target["expr"])}
+    if panel["type"] == "timeseries":
+        assert len(used) <= 2
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_a_dashboard_lets_data_source_job_instance_and_objective_be_chosen(name: str) -> None:
+    board = BOARDS[name]
+    variables = [variable["name"] for variable in board["templating"]["list"]]
+    assert variables == ["datasource", "job", "instance", "model_name", "slo_ttft", "slo_itl"]
+    assert board["uid"] == f"wavefill-{name}"
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    kinds = {panel["type"] for panel in board["panels"]}
+    assert {"stat", "timeseries"} <= kinds
+    assert ("heatmap" in kinds) == (name != "overview")
 
 
-def test_dashboard_reads_the_data_source_that_is_provisioned() -> None:
-    file = DEPLOY / "grafana" / "provisioning" / "datasources" / "prometheus.yaml"
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_panels_do_not_overlap(name: str) -> None:
+    places = [panel["gridPos"] for panel in BOARDS[name]["panels"]]
+    taken: set[tuple[int, int]] = set()
+    for at in places:
+        assert at["x"] + at["w"] <= 24
+        cells = {(at["x"] + i, at["y"] + j) for i in range(at["w"]) for j in range(at["h"])}
+        assert not cells & taken
+        taken |= cells
+
+
+def test_the_data_source_that_is_provisioned_is_the_default() -> None:
+    file = GRAFANA / "provisioning" / "datasources" / "prometheus.yaml"
     (source,) = yaml.safe_load(file.read_text())["datasources"]
-    used = {panel["datasource"]["uid"] for panel in panels()}
-    assert used == {source["uid"]}
-    assert source["url"] == "http://prometheus:9090"
+    assert source["isDefault"] and source["url"] == "http://prometheus:9090"
 
 
 def test_errors_are_counted_on_the_routes_of_the_api_and_on_no_others() -> None:
@@ -111,8 +163,10 @@ def test_errors_are_counted_on_the_routes_of_the_api_and_on_no_others() -> None:
     The files of the pages never fail, and would hide errors.
     """
     (rule,) = (r for r in rules() if r.get("record") == "wavefill:http_requests:error_ratio_5m")
-    patterns = set(re.findall(r'route=~"([^"]+)"', rule["expr"]))
-    assert len(patterns) == 1 and rule["expr"].count("wavefill_http_requests_total") == 2
+    patterns = set(re.findall(r'route=~"([^"]+)"', " ".join(text for _, text in EXPRESSIONS)))
+    assert len(patterns) == 1, "the dashboards count as the alert does"
+    selectors = re.findall(r"wavefill_http_requests_total{([^}]+)}", rule["expr"])
+    assert selectors and all("route=~" in selector for selector in selectors)
     counted = re.compile(patterns.pop())
     assert counted.fullmatch("none") is None, "requests that were refused before their route"
     for module in ROUTES:
