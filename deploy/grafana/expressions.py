@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from panels import gauge, rate, ratio, timeline
 
-API = 'route=~"/(v1|v2|api)/.+|/(de)?tokenize|/rerank|/score"'  # as in rules.yml
+# As in rules.yml.
+API = 'route=~"/(v1|v2|api)/.+|/(de)?tokenize|/rerank|/score", route!="/v1/loads"'
 HTTP, ENDS = "wavefill_http_requests_total", "wavefill_requests_total"
 TTFT, ITL = "wavefill_time_to_first_token_seconds", "wavefill_inter_token_latency_seconds"
 E2E, TPOT = "wavefill_e2e_request_latency_seconds", "wavefill_time_per_output_token_seconds"

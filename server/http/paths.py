@@ -7,7 +7,8 @@ PROBES = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 # they have to load without one; both ask for the key of the requests that are made in them.
 PAGES = frozenset({"/", "/docs", "/openapi.json"})
 PAGE_FILES = ("/pages/", "/static/")
-WATCHING_PATHS = PROBES | {"/metrics"}  # answered whatever the load, and during the drain
+# Answered whatever the load, and while draining.
+WATCHING_PATHS = PROBES | {"/metrics", "/v1/loads"}
 
 
 def needs_no_key(path: str) -> bool:

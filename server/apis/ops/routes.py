@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,6 +18,8 @@ from server.generation.generation import require_ready
 from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody
 from server.http.openapi_parts import ANY_OBJECT, COUNT, TEXT, list_of, object_of, word
+from server.http.query import parse_query
+from server.http.validation import Body
 from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
 
@@ -33,6 +36,7 @@ SERVER_INFO = object_of(
     engine=ANY_OBJECT,
     stats=ANY_OBJECT,
 )
+LOADS = object_of(timestamp=TEXT, version=TEXT, dp_rank_count=COUNT, loads=list_of(ANY_OBJECT))
 STATIC = Path(__file__).parent / "static"
 ASSETS = ("swagger-ui-bundle.js", "swagger-ui.css")
 OK = b'{"status":"ok"}'
@@ -97,6 +101,47 @@ async def server_info(request: Request) -> Response:
         "page_size": ready.page_size,
         "engine": asdict(ready),
         "stats": asdict(state.client.stats),
+    }
+    return JsonBody(orjson.dumps(fields))
+
+
+class LoadsQuery(Body):
+    """SGLang's: further sections of each entry, of which there are none here."""
+
+    include: list[str] | None = None
+
+
+@endpoints.get(
+    "/v1/loads",
+    summary="The load and the capacity, in SGLang's form",
+    head=True,
+    query=LoadsQuery,
+    answer=LOADS,
+)
+async def loads(request: Request) -> Response:
+    """What routers such as smg poll to choose a replica."""
+    parse_query(LoadsQuery, request.query_params)
+    state = state_of(request)
+    ready, stats = require_ready(state), state.client.stats
+    prompt, busy = stats.prompt_tokens, stats.step_seconds and stats.running / stats.step_seconds
+    load = {
+        "dp_rank": 0,
+        "num_running_reqs": stats.running,
+        "num_waiting_reqs": stats.waiting,
+        "num_total_reqs": stats.running + stats.waiting,
+        "num_used_tokens": stats.pages_used * ready.page_size,
+        "max_total_num_tokens": ready.capacity_tokens,
+        "token_usage": stats.pages_used / stats.pages_total if stats.pages_total else 0.0,
+        "gen_throughput": busy,  # tokens a second if all steps were as long as the last one
+        "cache_hit_rate": stats.cached_tokens / prompt if prompt else 0.0,
+        "utilization": stats.running / ready.max_num_seqs,
+        "max_running_requests": ready.max_num_seqs,
+    }
+    fields = {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "version": version("wavefill"),
+        "dp_rank_count": 1,
+        "loads": [load],
     }
     return JsonBody(orjson.dumps(fields))
 

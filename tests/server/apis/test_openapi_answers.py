@@ -42,7 +42,8 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
 ]
 PLAIN = [
     "/v1/models", "/v1/models/fake", "/api/tags", "/api/ps", "/api/version", "/version",
-    "/server_info", "/health", "/readyz", "/ready", "/ping", "/livez", "/v1/files", "/v1/batches",
+    "/server_info", "/v1/loads", "/health", "/readyz", "/ready", "/ping", "/livez", "/v1/files",
+    "/v1/batches",
 ]  # fmt: skip
 
 
