@@ -61,9 +61,10 @@ def test_several_api_processes_share_the_port_the_engine_and_the_counters(start:
         assert answer.json()["usage"]["completion_tokens"] == 2
     for _ in range(6):  # whichever of them is asked
         text = launched.get("/metrics").text
-        for name in ("wavefill_requests_total", "vllm:request_success_total"):
-            assert f'{name}{{finished_reason="length",model_name="tiny-chat"}} 24.0' in text
-        assert 'vllm:request_generation_tokens_count{model_name="tiny-chat"} 24.0' in text
+        for start in ("wavefill_requests_total{", 'vllm:request_success_total{engine="0",'):
+            assert f'{start}finished_reason="length",model_name="tiny-chat"}} 24.0' in text
+        name, labels = "vllm:request_generation_tokens_count", 'engine="0",model_name="tiny-chat"'
+        assert f"{name}{{{labels}}} 24.0" in text
     many = {**REQUEST, "prompt": ["a"] * 1000, "max_tokens": 1}  # of 1024 for all of them
     answer = httpx.post(f"{launched.url}/v1/completions", json=many, timeout=60)
     assert len(answer.json()["choices"]) == 1000, answer.text[:500]
