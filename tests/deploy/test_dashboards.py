@@ -180,6 +180,11 @@ def test_ratios_are_ratios_and_objectives_are_buckets(prometheus: Prometheus) ->
         assert {option["value"] for option in objective["options"]} <= bounds
 
 
+def test_all_processes_of_a_server_are_told_apart(prometheus: Prometheus) -> None:
+    query = {"match[]": "process_resident_memory_bytes"}
+    assert set(prometheus.get("label/process/values", **query)) >= {"api", "engine", "launcher"}
+
+
 def test_a_server_under_load_fires_no_alert(prometheus: Prometheus) -> None:
     assert prometheus.get("alerts")["alerts"] == []
     (group,) = prometheus.get("rules")["groups"]
