@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+ONLY_PREFIX = "wavefill.only_prefix"  # in the scope of a request for the prefix itself: the prefix
+
 
 class RootPathMiddleware:
     """Removes the prefix from the paths of requests that have it.
@@ -18,10 +20,11 @@ class RootPathMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and f"{scope['path']}/".startswith(f"{self._prefix}/"):
-            raw = self._prefix.encode()
+            raw, path = self._prefix.encode(), scope["path"].removeprefix(self._prefix)
             scope = {
                 **scope,
-                "path": scope["path"].removeprefix(self._prefix) or "/",
+                **({} if path else {ONLY_PREFIX: self._prefix}),
+                "path": path or "/",
                 "raw_path": scope["raw_path"].removeprefix(raw) or b"/",
             }
         await self._app(scope, receive, send)

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from server.http.endpoints import Endpoints
 from server.http.openapi_parts import TEXT
+from server.http.root_path import ONLY_PREFIX
 from server.pages.assets import send_asset
 
 endpoints = Endpoints("operation")
@@ -47,6 +48,9 @@ PAGE_HEADERS = {
 async def root(request: Request) -> Response:
     """What Ollama's command and many monitors ask first; a browser gets the playground."""
     if wants_html(request.headers.get("accept", "")):
+        prefix: str | None = request.scope.get(ONLY_PREFIX)
+        if prefix is not None:  # the addresses in the page are relative to the slash
+            return RedirectResponse(f"{prefix}/", headers={"vary": "accept"})
         return await send_asset(request, "playground/index.html", PAGE_HEADERS)
     return PlainTextResponse("Wavefill is running: see /docs\n", headers={"vary": "accept"})
 

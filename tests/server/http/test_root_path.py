@@ -53,3 +53,15 @@ def test_the_documentation_works_under_the_prefix(prefixed: FakeServer):
         assert httpx.get(absolute).status_code == 200, url
     document = httpx.get(f"{prefixed.url}/team/llm/openapi.json").json()
     assert document["servers"] == [{"url": "/team/llm"}]
+
+
+def test_the_playground_works_under_the_prefix(prefixed: FakeServer):
+    html = {"accept": "text/html"}
+    bare = httpx.get(f"{prefixed.url}/team/llm", headers=html)
+    assert (bare.status_code, bare.headers["location"]) == (307, "/team/llm/")
+    for page in (f"{prefixed.url}/team/llm/", f"{prefixed.url}/"):
+        answer = httpx.get(page, headers=html)
+        urls: list[str] = re.findall(r"(?:href|src)=\"(pages/[^\"]+)\"", answer.text)
+        assert len(urls) > 5
+        for url in urls:
+            assert httpx.get(urljoin(page, url)).status_code == 200, url
