@@ -17,7 +17,11 @@ from prometheus_client.metrics_core import Metric
 
 PROC = Path("/proc")
 # Module of a process -> its label.
-KINDS = {"server.process.api_process": "api", "runtime.engine.process": "engine"}
+KINDS = {
+    "server.process.api_process": "api",
+    "server.cli.hub_download": "download",
+    "runtime.engine.process": "engine",
+}
 LAUNCHER = "launcher"
 HELP = {
     "process_cpu_seconds": ("counter", "User and system CPU time, in seconds."),
