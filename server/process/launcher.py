@@ -122,7 +122,9 @@ class Launcher:
         except ValueError as error:
             log.error("SIGHUP: the API keys stay as they were: %s", error)
             return
-        before, after = set(self._config.api_keys), set(keys)
+        before, after = (
+            {entry.split()[-1] for entry in of} for of in (self._config.api_keys, keys)
+        )
         self._config = replace(self._config, api_keys=keys)
         for api in self._apis:
             api.send(KeysChanged(keys))

@@ -29,7 +29,7 @@ def test_keys_are_read_again_and_a_wrong_file_changes_nothing(start: Start, tmp_
         return text in launched.log.read_text()
 
     assert answers("old", 200) and answers("new", 401)
-    file.write_text("new\nkept\n")
+    file.write_text("alice new\nkept under another name kept\n")
     launched.process.send_signal(signal.SIGHUP)
     launched.wait_until(lambda: answers("new", 200))
     assert answers("old", 401) and answers("kept", 200)
