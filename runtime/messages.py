@@ -163,6 +163,8 @@ class Stats(Struct, frozen=True, array_like=True):
     steps_without_graph: int = 0
     steps_in_larger_graph: int = 0  # there was none of their own size yet
     graphs_captured_while_decoding: int = 0  # each would delay those rows: always 0
+    step_predictions: int = 0  # steps whose time was predicted, and
+    step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):

@@ -31,6 +31,7 @@ SUFFIXES = {
     "counter": ("",),
     "gauge": ("",),
     "histogram": ("_bucket", "_sum", "_count"),
+    "summary": ("_sum", "_count"),
 }
 BY_SCRAPING = {"instance", "job"}
 

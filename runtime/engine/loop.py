@@ -109,8 +109,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Nothing to compute, to read or to deliver: no step() is needed before the next add()."""
-        compiling = self._grammars is not None and self._grammars.compiling
-        return not compiling and self._nothing_queued
+        return not (self._grammars and self._grammars.compiling) and self._nothing_queued
 
     @property
     def _nothing_queued(self) -> bool:
@@ -296,4 +295,6 @@ class Engine:
             steps_without_graph=self._graphs.steps_without,
             steps_in_larger_graph=self._graphs.steps_in_larger,
             graphs_captured_while_decoding=self._captures_while_decoding,
+            step_predictions=self.scheduler.times.num_predictions,
+            step_prediction_error=self.scheduler.times.prediction_error,
         )

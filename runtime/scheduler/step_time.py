@@ -47,6 +47,9 @@ class StepTimes:
         self._has_prefill = False
         self._correction = 1.0
         self.num_mixed_steps = 0  # steps with prefill since one that only decoded
+        # Of steps that were predicted from earlier ones only: how many, and the sum of
+        # |measured / predicted - 1|.
+        self.num_predictions, self.prediction_error = 0, 0.0
         self._too_short = 0  # in a row
         self._samples: defaultdict[tuple[int, int], deque[Vector]] = defaultdict(
             lambda: deque(maxlen=SAMPLES_PER_SIZE)
@@ -61,6 +64,9 @@ class StepTimes:
         self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
         if 0 < self._too_short < MAX_TOO_SHORT:
             return
+        if expected:
+            self.num_predictions += 1
+            self.prediction_error += abs(seconds / expected - 1)
         milliseconds = max(1000 * seconds, 1e-3)
         # Divided by the measured time, so that the error of a fit is relative: a step that took ten
         # times as long as predicted is off by one, not by ten.

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import accumulate
 from typing import Literal, get_args
 
-from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric, SummaryMetricFamily
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
 from server.engine import EngineState
@@ -58,6 +58,7 @@ class EngineFamilies:
         yield counter("wavefill_engine_steps", "Steps of the engine.", counts.steps)
         for name, text in GRAPH_COUNTERS.items():
             yield counter(f"wavefill_{name}", text, getattr(counts, name))
+        yield self._prediction_error(counts)
         text = "Duration of an engine step, in seconds."
         seconds = (STEP_SECONDS_EDGES, counts.step_seconds_counts, counts.step_seconds_sum)
         yield self._step_histogram("wavefill_engine_step_seconds", text, *seconds)
@@ -95,6 +96,16 @@ class EngineFamilies:
         epochs = {None if known is None else known.epoch for known in (ready, ready_after)}
         epoch = epochs.pop() if len(epochs) == 1 else None
         return stats, ready_after, self._counts.take(epoch, stats)
+
+    def _prediction_error(self, counts: Stats) -> Metric:
+        family = SummaryMetricFamily(
+            "wavefill_step_prediction_error_ratio",
+            "|measured / predicted - 1| of the time of a step, which sizes the chunks of prefill.",
+            labels=list(self._labels),
+        )
+        values = counts.step_predictions, counts.step_prediction_error
+        family.add_metric(list(self._labels.values()), *values)
+        return family
 
     def _step_histogram(
         self, name: str, text: str, edges: Sequence[float], counts: Sequence[int], total: float

@@ -131,3 +131,16 @@ def test_no_history_makes_a_prompt_token_free_or_a_budget_negative(
         times.record(StepLoad(rows, tokens, rows * 100, tokens * 50.0), 0.003)
     fits = times.prompt_tokens(10, 1000, 50, 0.02)
     assert fits is None or fits >= 0
+
+
+def test_the_error_of_predictions_is_that_of_steps_not_seen_before() -> None:
+    times = StepTimes()
+    times.record(StepLoad(8, 512, 1000, 0.0), 0.020)
+    assert times.num_predictions == 0
+    for _ in range(50):
+        times.seconds(StepLoad(8, 512, 1000, 0.0))
+        times.record(StepLoad(8, 512, 1000, 0.0), 0.020)
+    assert times.num_predictions > 0 and times.prediction_error / times.num_predictions < 0.02
+    before = times.prediction_error
+    times.record(StepLoad(8, 512, 1000, 0.0), 0.040)
+    assert times.prediction_error - before == pytest.approx(1.0, rel=0.05)

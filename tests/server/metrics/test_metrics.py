@@ -238,7 +238,7 @@ def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
 
 def test_how_steps_use_graphs_is_counted(metrics: Metrics):
     stats = Stats(steps_without_graph=3, steps_in_larger_graph=4, graphs_captured_while_decoding=1)
-    metrics.watch(ready=ready, stats=lambda: stats, alive=lambda: True)
+    metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     found = values(metrics)
     assert found["wavefill_steps_without_graph_total"] == 3
     assert found["wavefill_steps_in_larger_graph_total"] == 4
@@ -382,3 +382,11 @@ def test_gaps_between_tokens_are_there_at_the_next_scrape(metrics: Metrics):
         metrics.inter_token(0.004)
     line = 'wavefill_inter_token_latency_seconds_bucket{le="0.004",model_name="tiny"} 300.0'
     assert line in metrics.render().decode().splitlines()
+
+
+def test_the_error_of_predicted_step_times_is_a_summary(metrics: Metrics):
+    stats = Stats(step_predictions=40, step_prediction_error=1.5)
+    metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
+    text = metrics.render().decode()
+    assert 'wavefill_step_prediction_error_ratio_count{model_name="tiny"} 40.0' in text
+    assert 'wavefill_step_prediction_error_ratio_sum{model_name="tiny"} 1.5' in text
