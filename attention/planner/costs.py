@@ -76,13 +76,12 @@ SHIPPED = {
             read_tbs=3.052, launch_us=2.72, piece_us=0.53, merge_us=0.05, merge_tbs=6.126, rho=2.08
         ),
     },
-    # The H100's values with 1.42 times the read bandwidth.
     "NVIDIA H200": {
         "decode": DeviceCosts(
-            read_tbs=4.12, launch_us=7.65, piece_us=1.5, merge_us=0.01, merge_tbs=12.114, rho=2.49
+            read_tbs=4.21, launch_us=6.87, piece_us=2.33, merge_us=0.01, merge_tbs=14.182, rho=1.7
         ),
         "decode_hopper": DeviceCosts(
-            read_tbs=4.33, launch_us=2.72, piece_us=0.53, merge_us=0.05, merge_tbs=6.126, rho=2.08
+            read_tbs=4.343, launch_us=2.71, piece_us=0.59, merge_us=0.16, merge_tbs=6.922, rho=1.42
         ),
     },
 }
