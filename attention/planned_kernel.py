@@ -106,7 +106,8 @@ def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
     if name == "prefill_hopper":
         from attention.prefill.prefill_hopper import hopper_config, prefill_hopper
 
-        return PlannedKernel(name, prefill_hopper, 128, hopper_config(shape.head_dim).block_n, 1)
+        block_n = hopper_config(shape.head_dim, shape.kv_dtype).block_n
+        return PlannedKernel(name, prefill_hopper, 128, block_n, 1)
     from attention.prefill.prefill import prefill, prefill_config
 
     config = prefill_config(shape.head_dim, shape.dtype)

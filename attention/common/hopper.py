@@ -12,22 +12,28 @@ cta_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
 def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """A TMA descriptor of a tensor of 16-bit elements; elements out of bounds load as zeros."""
+    """A TMA descriptor of a tensor of 8 or 16-bit elements; those out of bounds load as zeros."""
+    size = tensor.dtype.itemsize
     layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(128, 2 * box[-1]), element_bitwidth=16, rank=len(box)
+        swizzle_byte_width=min(128, size * box[-1]), element_bitwidth=8 * size, rank=len(box)
     )
     return TensorDescriptor.from_tensor(tensor, box, layout)
 
 
 @gluon.jit
-def write_partial(acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr):
-    """Store a partial result for combine.py or merge_tiles.py; slot [rows] int64."""
+def write_partial(
+    acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr, COLUMN: gl.constexpr = 0
+):
+    """Store a partial result for combine.py or merge_tiles.py; slot [rows] int64.
+
+    COLUMN: the first column of the output that acc has
+    """
     safe_total = gl.where(total == 0.0, 1.0, total)
     lse = gl.where(total == 0.0, float("-inf"), m + gl.log2(safe_total))
     gl.store(PARTIAL_LSE + slot, lse, mask=real)
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     acc = acc / gl.convert_layout(safe_total, rows)[:, None]
-    d = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    d = COLUMN + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     at = gl.convert_layout(slot, rows)[:, None] * D + d[None, :]
     inside = gl.convert_layout(real, rows)[:, None] & (d < D)[None, :]
     gl.store(PARTIAL_OUT + at, acc, mask=inside)

@@ -7,6 +7,8 @@ prefill_hopper
   warps     a producer warp loads Q, K and V by TMA, one box per page (prefill_hopper_load.py); two
             consumer warpgroups attend with half of a tile's rows each (prefill_hopper_tile.py), in
             ping-pong: one runs GEMMs while the other exponentiates; the next tile's Q is prefetched
+            up to head_dim 128; with float8 pages two more warps convert K and V
+            (prefill_hopper_convert.py)
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             nothing of pages past a row's length, or before a tile's window
   writes    out [T, heads, D], lse [T, heads]; of tiles split along KV partial_out, partial_lse
@@ -15,38 +17,41 @@ prefill_hopper
             p v of a block overlaps the exponentials of the next
   bound     compute: 4 * D * (query, key) pairs floating-point operations a head
   checked   tests/attention/prefill/test_prefill_hopper.py against a float64 oracle
+
+Tiles of Q, K and V in shared memory have at most 128 columns: with a larger head_dim they come in
+parts, and so does the accumulator.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra import cuda
 
 from attention.common.dependent_launch import dependent_launch
-from attention.common.hopper import tma_desc, write_partial
+from attention.common.hopper import cta_barrier, tma_desc
 from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E
+from attention.kv_pool import FP8
 from attention.planner.prefill_tiles import TilePlan
 from attention.prefill.merge_tiles import merge_tiles
+from attention.prefill.prefill_hopper_config import HopperConfig, hopper_config
+from attention.prefill.prefill_hopper_convert import convert
 from attention.prefill.prefill_hopper_load import produce
-from attention.prefill.prefill_hopper_tile import (
+from attention.prefill.prefill_hopper_queries import fetch_queries, parts_of, queries_in_float16
+from attention.prefill.prefill_hopper_stages import (
+    AT_FP8,
     AT_K,
     AT_Q,
     AT_V,
+    BARRIERS,
     FIELDS,
     HALF,
-    attend,
-    write_whole,
+    init_barriers,
 )
+from attention.prefill.prefill_hopper_tile import attend, finish_values, rescaled, start_values
+from attention.prefill.prefill_hopper_write import write_split, write_whole
 
 
 @gluon.jit
@@ -56,25 +61,10 @@ def _field(current, at):
 
 
 @gluon.jit
-def _fetch_queries(
-    Q, tile, packed, head, q_start, q_len, q_token, q_head, GROUP: gl.constexpr, D: gl.constexpr
-):
-    """Load half a tile of Q by pointers, where a group does not divide the TMA box."""
-    BLOCK_D: gl.constexpr = tile.shape[1]
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
-    r = packed + gl.arange(0, HALF, gl.SliceLayout(1, wide))
-    d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, wide))
-    at = (q_start + r // GROUP).to(gl.int64) * q_token + (head * GROUP + r % GROUP) * q_head
-    inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
-    tile.store(gl.load(Q + at[:, None] + d[None, :], mask=inside, other=0.0))
-    fence_async_shared()
-
-
-@gluon.jit
-def _next_item(current, full, taken, g: gl.constexpr):
+def _next_item(current, full, taken, g: gl.constexpr, Q_STAGES: gl.constexpr):
     """Wait for the next item and its queries -> its fields; the first is -1 at the end."""
-    slot = taken % 2
-    mbarrier.wait(full.index(AT_Q + slot * 2 + g), (taken // 2) & 1)
+    slot = taken % Q_STAGES
+    mbarrier.wait(full.index(AT_Q + slot * 2 + g), (taken // Q_STAGES) & 1)
     at = slot * FIELDS
     w, tile, first, end = (
         _field(current, at), _field(current, at + 1), _field(current, at + 2),
@@ -89,74 +79,110 @@ def _next_item(current, full, taken, g: gl.constexpr):
 
 @gluon.jit
 def _consume(
-    Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head, scale, softcap,
+    shared,
     g: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
-    D: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
+    D: gl.constexpr, PARTS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """A consumer warpgroup: half of the query rows of each tile."""
+    (
+        Q, buffers, full, empty, ping_pong_barrier, current, results, scales, q_token, q_head,
+        scale, softcap,
+    ) = shared  # fmt: skip
     queries, keys, values, stages = buffers
+    K_SCALE, V_SCALE = scales
+    ROW_SCALES: gl.constexpr = K_SCALE is not None
+    BLOCK_N: gl.constexpr = keys.shape[1]
+    K_STAGES: gl.constexpr = keys.shape[0]
+    V_STAGES: gl.constexpr = values.shape[0]
+    Q_STAGES: gl.constexpr = queries.shape[0] // (2 * PARTS)
     block, step, taken = 0, 0, 0
-    item = _next_item(current, full, taken, g)
+    item = _next_item(current, full, taken, g, Q_STAGES)
     while item[0] >= 0:
         w, tile, q_start, q_len, partial = item[0], item[1], item[4], item[5], item[7]
         head, packed = w % KV_HEADS, tile * (2 * HALF) + g * HALF
-        q = queries.index(taken % 2 * 2 + g)
+        q = parts_of(queries, taken % Q_STAGES * 2 + g, PARTS)
+        stage = q if len(stages) == 0 else (stages[0].index(g), stages[0].index(g))
         if Q is not None:
-            _fetch_queries(Q, q, packed, head, q_start, q_len, q_token, q_head, GROUP, D)
+            fetch_queries(Q, q, packed, head, q_start, q_len, q_token, q_head, GROUP, D)
+        factor = scale * LOG2E
+        if K_SCALE is not None:
+            narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+            q, row_factor = queries_in_float16(q, gl.SliceLayout(1, narrow))
+            factor = gl.maximum(row_factor * (factor * gl.load(K_SCALE + head)), 1e-30)
         p, acc, m, total, block, step = attend(
-            item, q, keys, values, full, empty, ping_pong_barrier, block, step, scale * LOG2E,
-            softcap,
-            g, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
+            item, q, keys, values, full, empty, ping_pong_barrier, block, step, factor, softcap,
+            g, PARTS, GROUP, PAGE, BLOCK_N, K_STAGES, V_STAGES, WINDOW, SOFTCAP, ROW_SCALES,
+            OVERLAPPED, PING_PONG,
         )  # fmt: skip
-        mbarrier.arrive(empty.index(AT_Q + taken % 2 * 2 + g), count=1)
-        stage, phase = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
-        mbarrier.wait(full.index(AT_V + stage), phase)
-        product = warpgroup_mma(p, values.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-        mbarrier.arrive(empty.index(AT_V + stage), count=1)
-        if partial != 0:
-            r = gl.arange(0, HALF, m.type.layout)
-            slot = w.to(gl.int64) * (2 * HALF) + g * HALF + r
-            real = packed + r < q_len * GROUP
-            write_partial(acc, m, total, results[3], results[4], slot, real, D)
-        else:
-            write_whole(
-                acc, m, total, stages.index(g), results, packed, head, q_start, q_len, GROUP, D
+        if len(stages) > 0:
+            mbarrier.arrive(empty.index(AT_Q + taken % Q_STAGES * 2 + g), count=1)
+        products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
+        acc = finish_values(products, empty, block - 1, PARTS, V_STAGES)
+        if V_SCALE is not None:
+            acc = rescaled(
+                acc, gl.full([HALF], 1.0, gl.float32, m.type.layout) * gl.load(V_SCALE + head)
             )
+        if partial != 0:
+            write_split(acc, m, total, results, w, packed, q_len, g, GROUP, D)
+        else:
+            write_whole(acc, m, total, stage, results, packed, head, q_start, q_len, GROUP, D)
+        if len(stages) == 0:
+            fence_async_shared()
+            cta_barrier()  # every warp has read what it wrote
+            mbarrier.arrive(empty.index(AT_Q + taken % Q_STAGES * 2 + g), count=1)
         taken += 1
-        item = _next_item(current, full, taken, g)
+        item = _next_item(current, full, taken, g, Q_STAGES)
 
 
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _prefill_hopper(
-    Q, q_desc, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS,
+    Q, q_desc, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
     ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,
     scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
-    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    PING_PONG: gl.constexpr, OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
+    BLOCK_N: gl.constexpr, Q_STAGES: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
+    FP8_STAGES: gl.constexpr, OUT_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr, CONVERT_WARPS: gl.constexpr,
+    CONVERT_ROWS: gl.constexpr, REGISTERS: gl.constexpr, CONVERT_REGISTERS: gl.constexpr,
+    LOAD_REGISTERS: gl.constexpr, OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    dtype: gl.constexpr = k_desc.dtype
     BLOCK_D: gl.constexpr = k_desc.block_type.shape[3]
+    PARTS: gl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    # Q has its own type in memory, even where it is converted.
+    out_type: gl.constexpr = OUT.dtype.element_ty
+    dtype: gl.constexpr = out_type if FP8_STAGES == 0 else gl.float16
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    stages = ()
+    if OUT_STAGES > 0:
+        stages = (gl.allocate_shared_memory(out_type, [OUT_STAGES, HALF, BLOCK_D], swizzled),)
     buffers = (
-        gl.allocate_shared_memory(dtype, [4, HALF, BLOCK_D], swizzled),  # Q of two items
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
-        gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_D], swizzled),
-        gl.allocate_shared_memory(dtype, [2, HALF, BLOCK_D], swizzled),  # output staging
+        gl.allocate_shared_memory(out_type, [Q_STAGES * 2 * PARTS, HALF, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [K_STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [V_STAGES, BLOCK_N, BLOCK_D], swizzled),
+        stages,
     )
     current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
-    full = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [16, 1], mbarrier.MBarrierLayout())
+    full = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     ping_pong_barrier = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(AT_V + STAGES):
-        mbarrier.init(full.index(i), count=1)
-        # Both consumers release a stage of K or V.
-        mbarrier.init(empty.index(i), count=1 if i < AT_K else 2)
+    init_barriers(full, empty, AT_Q, 2 * Q_STAGES, 1)
+    init_barriers(full, empty, AT_K, K_STAGES, 2)  # both consumers release a stage
+    init_barriers(full, empty, AT_V, V_STAGES, 2)
+    init_barriers(full, empty, AT_FP8, FP8_STAGES, 1)
     for i in gl.static_range(2):
         mbarrier.init(ping_pong_barrier.index(i), count=1)
+    float8 = ()
+    if FP8_STAGES > 0:
+        bytewise: gl.constexpr = gl.NVMMASharedLayout(BLOCK_D, 8, 2)
+        float8 = (
+            gl.allocate_shared_memory(k_desc.dtype, [FP8_STAGES, BLOCK_N, BLOCK_D], bytewise),
+            gl.allocate_shared_memory(gl.int32, [FP8_STAGES, 1], flat),
+        )
+        one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+        for i in gl.static_range(FP8_STAGES):
+            float8[1].index(i).store(gl.zeros([1], gl.int32, one))
     fence_async_shared()
     if DEPENDENT:
         if not OVERLAP:
@@ -164,39 +190,49 @@ def _prefill_hopper(
         cuda.gdc_launch_dependents()
     tma_desc = (q_desc, k_desc, v_desc)
     results = (OUT, LSE, SINKS, PARTIAL_OUT, PARTIAL_LSE, out_token, out_head, lse_token)
-    gl.warp_specialize(
-        [
-            (_consume, (
-                Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head,
-                scale, softcap,
-                0, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
-            )),
-            (_consume, (
-                Q, buffers, full, empty, ping_pong_barrier, current, results, q_token, q_head,
-                scale, softcap,
-                1, KV_HEADS, GROUP, PAGE, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, PING_PONG,
-            )),
-            (produce, (
-                tma_desc, buffers, full, empty, current, TABLE, ITEMS, COUNTS, QUEUE, table_row,
-                num_pages, KV_HEADS, GROUP, PAGE, BLOCK_N, STAGES, WINDOW, OVERLAP,
-            )),
-        ],
-        [4, 1], [240, 24],
+    scales = (K_SCALE, V_SCALE)
+    shared = (
+        Q, buffers, full, empty, ping_pong_barrier, current, results, scales, q_token, q_head,
+        scale, softcap,
     )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class HopperConfig:
-    """Tile size and compile options."""
-
-    block_n: int
-    stages: int
-    ping_pong: bool  # consumers alternate between GEMMs and softmax
-
-
-def hopper_config(head_dim: int) -> HopperConfig:
-    """The configuration for a head_dim, by measurement on an H100."""
-    return HopperConfig(block_n=128, stages=2 if head_dim > 64 else 4, ping_pong=True)
+    source = (tma_desc, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages)
+    if FP8_STAGES == 0:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
+                    PING_PONG,
+                )),
+                (_consume, (
+                    shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
+                    PING_PONG,
+                )),
+                (produce, (
+                    source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
+                    WINDOW, OVERLAP,
+                )),
+            ],
+            [4, 1], [REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_consume, (
+                    shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
+                    PING_PONG,
+                )),
+                (_consume, (
+                    shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
+                    PING_PONG,
+                )),
+                (convert, (buffers, float8, full, empty, PARTS, CONVERT_ROWS)),
+                (produce, (
+                    source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
+                    WINDOW, OVERLAP,
+                )),
+            ],
+            [4, CONVERT_WARPS, 1], [REGISTERS, CONVERT_REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip
 
 
 def prefill_hopper(
@@ -206,7 +242,7 @@ def prefill_hopper(
     overlap: bool = False,
     config: HopperConfig | None = None,
 ) -> None:
-    """Attention of the tile plan's rows as `prefill`; block_m 128, scale > 0, no float8 pages.
+    """Attention of the tile plan's rows as `prefill`; block_m 128, scale > 0.
 
     overlap  run concurrently with the preceding kernel, which writes nothing that this one reads
              or writes, and waits for its own predecessors before it launches dependents
@@ -217,22 +253,30 @@ def prefill_hopper(
     group = heads // kv_heads
     assert (kv_heads, group) == (spec.kv_heads, spec.group), "the plan is for other heads"
     assert tiles.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
-    assert spec.block_m == 2 * HALF.value and spec.block_n % page == 0, "the plan is of other tiles"
-    assert inputs.k_scale is None and inputs.v_scale is None and inputs.scale > 0
-    config = config or hopper_config(head_dim)
+    config = config or hopper_config(head_dim, k.dtype)
+    box = min(page, config.block_n)
+    assert spec.block_m == 2 * HALF.value and spec.block_n % config.block_n == 0, "other tiles"
+    assert k.dtype == inputs.v.dtype and (config.fp8_stages > 0) == (k.dtype == FP8)
+    assert (inputs.k_scale is not None) == (k.dtype == FP8) and inputs.scale > 0
     block_d = 64 if head_dim <= 64 else 128
     queries, query_desc = q, None
     if HALF.value % group == 0:
         queries, query_desc = None, tma_desc(q, [HALF.value // group, group, block_d])
-    kv_box = [1, 1, page, block_d]
+    kv_box = [1, 1, box, block_d]
     _prefill_hopper[(spec.programs,)](
         queries, query_desc, tma_desc(k, kv_box), tma_desc(inputs.v, kv_box), inputs.page_table,
         tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse, inputs.sinks,
-        tiles.items, tiles.counts, tiles.queue, q.stride(0), q.stride(1),
-        inputs.page_table.stride(0), pages, *inputs.out_strides(), inputs.scale, inputs.softcap,
+        inputs.k_scale, inputs.v_scale, tiles.items, tiles.counts, tiles.queue,
+        q.stride(0), q.stride(1), inputs.page_table.stride(0), pages, *inputs.out_strides(),
+        inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
-        STAGES=config.stages, WINDOW=spec.window, SOFTCAP=inputs.softcap > 0,
-        PING_PONG=config.ping_pong, OVERLAP=overlap, num_warps=4, maxnreg=168,
+        Q_STAGES=config.q_stages, K_STAGES=config.k_stages, V_STAGES=config.v_stages,
+        FP8_STAGES=config.fp8_stages, OUT_STAGES=config.out_stages, WINDOW=spec.window,
+        SOFTCAP=inputs.softcap > 0, OVERLAPPED=config.overlapped, PING_PONG=config.ping_pong,
+        CONVERT_WARPS=config.convert_warps, CONVERT_ROWS=config.convert_rows,
+        REGISTERS=config.registers, CONVERT_REGISTERS=config.convert_registers,
+        LOAD_REGISTERS=config.load_registers,
+        OVERLAP=overlap, num_warps=4, maxnreg=config.entry_registers,
         **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, inputs)

@@ -11,15 +11,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from attention.common.softmax import LN2, LOG2E, M_INIT
-
-HALF = gl.constexpr(64)  # packed query rows of a consumer: half a tile
-FIELDS = gl.constexpr(8)  # of an item
-# Offsets of the barriers of Q, K and V in the arrays `full` and `empty`.  Two arrays only, since
-# the address of each takes a register.
-AT_Q = gl.constexpr(0)
-AT_K = gl.constexpr(4)
-AT_V = gl.constexpr(8)
+from attention.common.softmax import LOG2E, M_INIT
+from attention.prefill.prefill_hopper_stages import AT_K, AT_V, HALF, await_part, release
 
 
 @gluon.jit
@@ -38,65 +31,134 @@ def _mask_above(s, number, limit):
 @gluon.jit
 def _softmax(
     s, m, total, start, limit, position, scale, softcap,
-    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr, ROW_SCALES: gl.constexpr,
 ):  # fmt: skip
-    """Scores of a block -> (softmax weights, new maximum, new sum, rescaling factor alpha)."""
+    """Scores of a block -> (softmax weights, new maximum, new sum, rescaling factor alpha).
+
+    scale: of the scores to logits in base 2, with ROW_SCALES one for each row.
+    """
+    factor = scale
+    if ROW_SCALES:
+        factor = scale[:, None]
     if SOFTCAP:
-        doubled = s * (2.0 * scale / softcap)
+        doubled = s * (2.0 * factor / softcap)
         s = (softcap * LOG2E) * (1.0 - 2.0 / (1.0 + gl.exp2(doubled)))
-        scale = 1.0
+        factor, scale = 1.0, 1.0
     if MASKED:
         key = start + gl.arange(0, s.shape[1], gl.SliceLayout(0, s.type.layout))
         s = _mask_above(s, key[None, :], limit[:, None])
         if WINDOW > 0:
             s = _mask_above(s, position[:, None], key[None, :] + (WINDOW - 1))
     m_new = gl.maximum(m, gl.max(s, 1) * scale)
-    p = gl.exp2(s * scale - m_new[:, None])
+    p = gl.exp2(s * factor - m_new[:, None])
     alpha = gl.exp2(m - m_new)
     return p, m_new, total * alpha + gl.sum(p, 1), alpha
 
 
 @gluon.jit
-def _scores_of(q, k, BLOCK_N: gl.constexpr):
-    """Start q k^T asynchronously."""
+def _start_scores(
+    q, keys, full, block, stage, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr
+):
+    """Start q k^T asynchronously; stage: of the first part, which has been waited for."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    return warpgroup_mma(
-        q, k.permute((1, 0)), gl.zeros([HALF, BLOCK_N], gl.float32, layout),
+    s = warpgroup_mma(
+        q[0], keys.index(stage).permute((1, 0)), gl.zeros([HALF, BLOCK_N], gl.float32, layout),
         use_acc=False, is_async=True,
     )  # fmt: skip
+    for part in gl.static_range(1, PARTS):
+        stage = await_part(full, block, part, AT_K, PARTS, STAGES)
+        s = warpgroup_mma(q[part], keys.index(stage).permute((1, 0)), s, is_async=True)
+    return s
+
+
+@gluon.jit
+def start_values(p, acc, values, full, block, PARTS: gl.constexpr, STAGES: gl.constexpr):
+    """Start acc + p v asynchronously, one product for each part of V's columns."""
+    products = ()
+    for part in gl.static_range(PARTS):
+        stage = await_part(full, block, part, AT_V, PARTS, STAGES)
+        product = warpgroup_mma(p, values.index(stage), acc[part], is_async=True)
+        products = products + (product,)  # noqa: RUF005
+    return products
+
+
+@gluon.jit
+def finish_values(products, empty, block, PARTS: gl.constexpr, STAGES: gl.constexpr):
+    """Wait for the products of start_values, and release V -> acc."""
+    if PARTS == 1:
+        acc = (warpgroup_mma_wait(num_outstanding=0, deps=products),)
+    else:
+        acc = warpgroup_mma_wait(num_outstanding=0, deps=products)
+    release(empty, block, AT_V, PARTS, STAGES)
+    return acc
+
+
+@gluon.jit
+def rescaled(acc, factor):
+    """Each part of acc, times a factor for each row."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(1, acc[0].type.layout))[:, None]
+    results = ()
+    for part in gl.static_range(len(acc)):
+        results = results + (acc[part] * factor,)  # noqa: RUF005
+    return results
 
 
 @gluon.jit
 def _attend_block(
     q, keys, values, full, empty, ping_pong_barrier, block, step, start,
     p, acc, m, total, limit, position, scale, softcap,
-    g: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, MASKED: gl.constexpr, PING_PONG: gl.constexpr,
+    g: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    ROW_SCALES: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """q k^T of block `block`, overlapped with p v of the block before it."""
-    stage, phase = block % STAGES, (block // STAGES) & 1
-    before, phase_before = (block - 1) % STAGES, ((block - 1) // STAGES) & 1
-    mbarrier.wait(full.index(AT_K + stage), phase)
+    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
     if PING_PONG:
         mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
-    s = _scores_of(q, keys.index(stage), BLOCK_N)
-    mbarrier.wait(full.index(AT_V + before), phase_before)
-    product = warpgroup_mma(p, values.index(before), acc, is_async=True)
+    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
+    products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
     if PING_PONG:
         mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
-    s = warpgroup_mma_wait(num_outstanding=1, deps=(s,))
-    mbarrier.arrive(empty.index(AT_K + stage), count=1)
+    s = warpgroup_mma_wait(num_outstanding=PARTS, deps=(s,))
+    release(empty, block, AT_K, PARTS, K_STAGES)
     weights, m, total, alpha = _softmax(
-        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED
+        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED, ROW_SCALES
     )
-    weights = gl.convert_layout(weights.to(q.dtype), p.type.layout)
+    weights = gl.convert_layout(weights.to(q[0].dtype), p.type.layout)
     # This wait returns at once; without it, the assembler would move the wait for the product
     # before the exponentials, which would then overlap nothing.
-    mbarrier.wait(full.index(AT_V + before), phase_before)
-    acc, weights, alpha = warpgroup_mma_wait(num_outstanding=0, deps=(product, weights, alpha))
-    mbarrier.arrive(empty.index(AT_V + before), count=1)
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
-    return weights, acc, m, total
+    await_part(full, block - 1, 0, AT_V, PARTS, V_STAGES)
+    waited = warpgroup_mma_wait(num_outstanding=0, deps=(weights, alpha) + products)  # noqa: RUF005
+    release(empty, block - 1, AT_V, PARTS, V_STAGES)
+    return waited[0], rescaled(waited[2:], waited[1]), m, total
+
+
+@gluon.jit
+def _attend_in_turn(
+    q, keys, values, full, empty, ping_pong_barrier, block, step, start,
+    p, acc, m, total, limit, position, scale, softcap,
+    g: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr,
+    V_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
+    ROW_SCALES: gl.constexpr, PING_PONG: gl.constexpr,
+):  # fmt: skip
+    """p v of the block before, then q k^T of block `block`: p and the scores share registers.
+
+    What overlaps a consumer's exponentials are the other consumer's products.
+    """
+    if PING_PONG:
+        mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
+    products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
+    acc = finish_values(products, empty, block - 1, PARTS, V_STAGES)
+    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
+    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
+    if PING_PONG:
+        mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
+    s = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
+    release(empty, block, AT_K, PARTS, K_STAGES)
+    weights, m, total, alpha = _softmax(
+        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED, ROW_SCALES
+    )
+    return gl.convert_layout(weights.to(q[0].dtype), p.type.layout), rescaled(acc, alpha), m, total
 
 
 @gluon.jit
@@ -136,24 +198,28 @@ def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.con
 @gluon.jit
 def attend(
     item, q, keys, values, full, empty, ping_pong_barrier, block, step, scale, softcap,
-    g: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, PING_PONG: gl.constexpr,
+    g: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
+    BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WINDOW: gl.constexpr,
+    SOFTCAP: gl.constexpr, ROW_SCALES: gl.constexpr, OVERLAPPED: gl.constexpr,
+    PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """An item's blocks in descending order, without the last p v -> p, acc, m, total, block, step.
 
     block counts the blocks of all items; step does not count each item's first block.
+    q and acc are tuples of PARTS parts, of equally many columns.
     """
     BLOCK_D: gl.constexpr = keys.shape[2]
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     rows: gl.constexpr = gl.SliceLayout(1, narrow)
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    stage, phase = block % STAGES, (block // STAGES) & 1
-    mbarrier.wait(full.index(AT_K + stage), phase)
+    one_block: gl.constexpr = _attend_block if OVERLAPPED else _attend_in_turn
+    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
     # Not prefetched during the previous item: the assembler of CUDA 12.8 computes the address of q
     # in one of the loops below and uses it in all, unless it is needed before them.
-    s = warpgroup_mma_wait(num_outstanding=0, deps=(_scores_of(q, keys.index(stage), BLOCK_N),))
-    mbarrier.arrive(empty.index(AT_K + stage), count=1)
+    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
+    s = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
+    release(empty, block, AT_K, PARTS, K_STAGES)
     _, tile, first, end, _, q_len, kv_len, _ = item
     packed = tile * (2 * HALF) + g * HALF
     position = kv_len - q_len + (packed + gl.arange(0, HALF, rows)) // GROUP
@@ -162,57 +228,28 @@ def attend(
     start = first + (steps[0] + steps[1] + steps[2]) * BLOCK_N
     m = gl.full([HALF], M_INIT, gl.float32, rows)
     total = gl.zeros([HALF], gl.float32, rows)
-    acc = gl.zeros([HALF, BLOCK_D], gl.float32, wide)
+    acc = ()
+    for _ in gl.static_range(PARTS):
+        acc = acc + (gl.zeros([HALF, BLOCK_D], gl.float32, wide),)  # noqa: RUF005
     p, m, total, _ = _softmax(
-        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, True
+        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, True, ROW_SCALES
     )
-    p = gl.convert_layout(p.to(q.dtype), left)
+    p = gl.convert_layout(p.to(q[0].dtype), left)
     if (start + BLOCK_N > kv_len) & (kv_len % PAGE != 0):
-        mbarrier.wait(full.index(AT_V + stage), phase)
-        _clear_tail(values.index(stage), start, kv_len)
+        for part in gl.static_range(PARTS):
+            _clear_tail(
+                values.index(await_part(full, block, part, AT_V, PARTS, V_STAGES)), start, kv_len
+            )
     block += 1
     for part in gl.static_range(3 if WINDOW > 0 else 2):
         for _ in range(steps[part]):
             start -= BLOCK_N
-            p, acc, m, total = _attend_block(
+            p, acc, m, total = one_block(
                 q, keys, values, full, empty, ping_pong_barrier, block, step, start,
                 p, acc, m, total, limit, position, scale, softcap,
-                g, BLOCK_N, STAGES, WINDOW, SOFTCAP, part != 1, PING_PONG,
+                g, PARTS, BLOCK_N, K_STAGES, V_STAGES, WINDOW, SOFTCAP, part != 1, ROW_SCALES,
+                PING_PONG,
             )  # fmt: skip
             block += 1
             step += 1
     return p, acc, m, total, block, step
-
-
-@gluon.jit
-def write_whole(
-    acc, m, total, stage, results, packed, head, q_start, q_len,
-    GROUP: gl.constexpr, D: gl.constexpr,
-):  # fmt: skip
-    """Store out and lse of half a tile, through shared memory for 16-byte stores."""
-    OUT, LSE, SINKS, _, _, out_token, out_head, lse_token = results
-    r = packed + gl.arange(0, HALF, m.type.layout)
-    heads = head * GROUP + r % GROUP
-    real = r < q_len * GROUP
-    if SINKS is not None:
-        sink = gl.load(SINKS + heads, mask=real, other=0.0) * LOG2E
-        m_new = gl.maximum(m, sink)
-        shrink = gl.exp2(m - m_new)
-        total = total * shrink + gl.exp2(sink - m_new)
-        factor = shrink / total
-        m = m_new
-    else:
-        factor = 1.0 / gl.where(total == 0.0, 1.0, total)
-    if LSE is not None:
-        lse = gl.where(total == 0.0, float("-inf"), (m + gl.log2(total)) * LN2)
-        token = (q_start + r // GROUP).to(gl.int64)
-        gl.store(LSE + token * lse_token + heads, lse, mask=real)
-    acc = acc * gl.convert_layout(factor, gl.SliceLayout(1, acc.type.layout))[:, None]
-    stage.store(acc.to(OUT.dtype.element_ty))
-    BLOCK_D: gl.constexpr = acc.shape[1]
-    wide: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_D, BLOCK_D // 8], [4, 1], [1, 0])
-    r = packed + gl.arange(0, HALF, gl.SliceLayout(1, wide))
-    d = gl.arange(0, BLOCK_D, gl.SliceLayout(0, wide))
-    at = (q_start + r // GROUP).to(gl.int64) * out_token + (head * GROUP + r % GROUP) * out_head
-    inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
-    gl.store(OUT + at[:, None] + d[None, :], stage.load(wide), mask=inside)

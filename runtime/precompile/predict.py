@@ -47,7 +47,7 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
         config.attention in ("auto", "flash2")
         and config.split_planner in ("auto", "stream-k")
         and config.kv_dtype in ("auto", dtype)
-        and model.head_dim in range(24, 129, 8)
+        and model.head_dim in range(24, 257, 8)
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         attention = partial(compile_attention, heads, kv_heads, head_dim, config.page_size, dtype)

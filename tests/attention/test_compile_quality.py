@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from attention.decode.decode import decode_config
+from attention.prefill.prefill_hopper import hopper_config
 from tests.support.paths import ROOT
 
 FP8 = torch.float8_e4m3fn
@@ -142,7 +143,7 @@ def test_prefill_keeps_the_tensor_cores_fed(shipped: dict[str, dict[str, Any]], 
     assert any(operation.startswith("LDGSTS") and "128" in operation for operation in hot)
 
 
-@pytest.mark.parametrize("name", NAMES[:2])
+@pytest.mark.parametrize("name", [*NAMES, "d256 bf16", "d256 fp8"])
 def test_the_hopper_kernel_waits_for_several_products_at_once(
     shipped: dict[str, dict[str, Any]], name: str
 ):
@@ -152,6 +153,26 @@ def test_the_hopper_kernel_waits_for_several_products_at_once(
     assert gemms >= 32 and waits <= gemms / 4, (gemms, waits)
     assert count(kernel["operations"], "UTMALDG"), "K and V come by TMA"
     assert count(kernel["operations"], "USETMAXREG"), "the loading warp gives its registers away"
+
+
+@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_hopper_prefill_kernel_has_stages_of_two_blocks(head_dim: int, kv_dtype: torch.dtype):
+    """Of K and of V, so that the next block is loaded while one is multiplied."""
+    config, parts = hopper_config(head_dim, kv_dtype), max(head_dim // 128, 1)
+    assert config.k_stages >= 2 * parts and config.v_stages >= 2 * parts
+
+
+@pytest.mark.parametrize("name", ["d128 fp8", "d256 fp8"])
+def test_the_hopper_prefill_kernel_converts_two_float8_numbers_an_instruction(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    """Widely: eight bytes are read and sixteen written at a time."""
+    operations = shipped[f"prefill_hopper {name}: _prefill_hopper"]["operations"]
+    conversions = [n for n, x in enumerate(operations) if x.startswith("F2FP.F16.E4M3")]
+    block = operations[conversions[0] - 8 : conversions[-1] + 8]
+    assert len(conversions) == 256
+    assert count(block, "LDS.64") >= 60 and count(block, "STS.128") >= 60
 
 
 def test_products_ask_for_weights_before_they_wait_and_multiply_on_tensor_cores(

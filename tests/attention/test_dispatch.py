@@ -108,9 +108,14 @@ def test_everything_promised_has_kernels(machine: Machine, dtype: torch.dtype, f
         (HOPPER, {"head_dim": 80, "page_size": 64}, "prefill_hopper"),
         (HOPPER, {"head_dim": 16}, "prefill"),
         (HOPPER, {"head_dim": 20}, "prefill"),  # rows of 40 bytes: a TMA copies multiples of 16
-        (HOPPER, {"head_dim": 136}, "prefill"),
-        (HOPPER, {"head_dim": 256}, "prefill"),
-        (HOPPER, {"kv_dtype": FP8}, "prefill"),
+        (HOPPER, {"head_dim": 136}, "prefill_hopper"),
+        (HOPPER, {"head_dim": 256, "page_size": 128}, "prefill_hopper"),
+        (HOPPER, {"head_dim": 252}, "prefill"),
+        (HOPPER, {"kv_dtype": FP8}, "prefill_hopper"),
+        (HOPPER, {"kv_dtype": FP8, "head_dim": 256}, "prefill_hopper"),
+        (HOPPER, {"kv_dtype": FP8, "head_dim": 80}, "prefill_hopper"),
+        (HOPPER, {"kv_dtype": FP8, "head_dim": 72}, "prefill"),  # 72 bytes: no TMA
+        (ADA, {"kv_dtype": FP8}, "prefill"),
         (HOPPER, {"dtype": torch.float32, "kv_dtype": torch.float32}, "prefill"),
         (AMPERE, {}, "prefill"),
         (ADA, {}, "prefill"),

@@ -126,7 +126,7 @@ def call_prefill(head_dim: int, kv_dtype: torch.dtype) -> None:
 
 
 def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
-    step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim)
+    step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim, kv_dtype)
     tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
     prefill_hopper(step.inputs, tiles)
 
@@ -192,5 +192,6 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
         ATTENTION[f"decode_hopper {name}, {tokens} tokens of {group}"] = partial(
             call_decode_hopper, head_dim, kv_dtype, group, tokens
         )
-    if kv_dtype != FP8:
-        ATTENTION[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
+    ATTENTION[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
+ATTENTION["prefill_hopper d256 bf16"] = partial(call_prefill_hopper, 256, BF16)
+ATTENTION["prefill_hopper d256 fp8"] = partial(call_prefill_hopper, 256, FP8)
