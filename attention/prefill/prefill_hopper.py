@@ -143,7 +143,8 @@ def _prefill_hopper(
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, Q_STAGES: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
     FP8_STAGES: gl.constexpr, OUT_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr, CONVERT_WARPS: gl.constexpr,
+    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr, KEYS_FIRST: gl.constexpr,
+    CONVERT_WARPS: gl.constexpr,
     CONVERT_ROWS: gl.constexpr, REGISTERS: gl.constexpr, CONVERT_REGISTERS: gl.constexpr,
     LOAD_REGISTERS: gl.constexpr, OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
@@ -209,7 +210,7 @@ def _prefill_hopper(
                 )),
                 (produce, (
                     source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
-                    WINDOW, OVERLAP,
+                    WINDOW, KEYS_FIRST, OVERLAP,
                 )),
             ],
             [4, 1], [REGISTERS, LOAD_REGISTERS],
@@ -228,7 +229,7 @@ def _prefill_hopper(
                 (convert, (buffers, float8, full, empty, PARTS, CONVERT_ROWS)),
                 (produce, (
                     source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
-                    WINDOW, OVERLAP,
+                    WINDOW, KEYS_FIRST, OVERLAP,
                 )),
             ],
             [4, CONVERT_WARPS, 1], [REGISTERS, CONVERT_REGISTERS, LOAD_REGISTERS],
@@ -257,6 +258,7 @@ def prefill_hopper(
     box = min(page, config.block_n)
     assert spec.block_m == 2 * HALF.value and spec.block_n % config.block_n == 0, "other tiles"
     assert k.dtype == inputs.v.dtype and (config.fp8_stages > 0) == (k.dtype == FP8)
+    assert not (config.keys_first and config.fp8_stages), "converted keys precede their values"
     assert (inputs.k_scale is not None) == (k.dtype == FP8) and inputs.scale > 0
     block_d = 64 if head_dim <= 64 else 128
     queries, query_desc = q, None
@@ -273,6 +275,7 @@ def prefill_hopper(
         Q_STAGES=config.q_stages, K_STAGES=config.k_stages, V_STAGES=config.v_stages,
         FP8_STAGES=config.fp8_stages, OUT_STAGES=config.out_stages, WINDOW=spec.window,
         SOFTCAP=inputs.softcap > 0, OVERLAPPED=config.overlapped, PING_PONG=config.ping_pong,
+        KEYS_FIRST=config.keys_first,
         CONVERT_WARPS=config.convert_warps, CONVERT_ROWS=config.convert_rows,
         REGISTERS=config.registers, CONVERT_REGISTERS=config.convert_registers,
         LOAD_REGISTERS=config.load_registers,

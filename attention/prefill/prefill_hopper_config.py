@@ -20,6 +20,7 @@ class HopperConfig:
     out_stages: int = 2  # of the output, one for each consumer; 0: it goes where Q was
     overlapped: bool = True  # a block's p v overlaps the next block's softmax
     ping_pong: bool = True  # consumers alternate between GEMMs and softmax
+    keys_first: bool = False  # load a block's keys before the values of the block before
     fp8_stages: int = 0
     convert_warps: int = 2
     convert_rows: int = 16  # of a tile, at a time

@@ -77,6 +77,34 @@ def _load_block(
 
 
 @gluon.jit
+def _load_keys_and_values(
+    tma_desc, buffers, float8, full, empty, block, table, start, bottom, end, head, num_pages,
+    PARTS: gl.constexpr, PAGE: gl.constexpr,
+):  # fmt: skip
+    """Start the copies of a block's keys, then of its values; float8 for the converting warps."""
+    _, k_desc, v_desc = tma_desc
+    _, keys, values, _ = buffers
+    if len(float8) == 0:
+        _load_block(
+            k_desc, keys, full, empty, block, table, start, bottom, end, head, num_pages,
+            AT_K, PARTS, PAGE, keys.shape[0],
+        )  # fmt: skip
+        _load_block(
+            v_desc, values, full, empty, block, table, start, bottom, end, head, num_pages,
+            AT_V, PARTS, PAGE, values.shape[0],
+        )  # fmt: skip
+    else:
+        _load_block(
+            k_desc, float8[0], full, empty, 2 * block, table, start, bottom, end, head, num_pages,
+            AT_FP8, PARTS, PAGE, float8[0].shape[0],
+        )  # fmt: skip
+        _load_block(
+            v_desc, float8[0], full, empty, 2 * block + 1, table, start, bottom, end, head,
+            num_pages, AT_FP8, PARTS, PAGE, float8[0].shape[0],
+        )  # fmt: skip
+
+
+@gluon.jit
 def _bottom(tile, q_len, kv_len, GROUP: gl.constexpr, WINDOW: gl.constexpr):
     """The first key that any query of the tile sees."""
     bottom = 0
@@ -134,7 +162,7 @@ def _end_conversion(float8, full, empty, blocks, PARTS: gl.constexpr):
 def produce(
     source, buffers, float8, full, empty, current,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, PARTS: gl.constexpr,
-    WINDOW: gl.constexpr, OVERLAP: gl.constexpr,
+    WINDOW: gl.constexpr, KEYS_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Take items from the queue and load their Q, K and V; K and V in descending order."""
     tma_desc, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages = source
@@ -162,32 +190,43 @@ def produce(
         bottom = _bottom(tile, q_len, kv_len, GROUP, WINDOW)
         table = TABLE + row.to(gl.int64) * table_row
         start = first + gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0) * BLOCK_N
-        for last in gl.static_range(2):
-            while start >= first + (1 - last) * BLOCK_N:
-                if len(float8) == 0:
-                    _load_block(
-                        k_desc, keys, full, empty, block, table, start, bottom, end, head,
-                        num_pages, AT_K, PARTS, PAGE, keys.shape[0],
-                    )  # fmt: skip
-                    _load_block(
-                        v_desc, values, full, empty, block, table, start, bottom, end, head,
-                        num_pages, AT_V, PARTS, PAGE, values.shape[0],
-                    )  # fmt: skip
-                else:
-                    _load_block(
-                        k_desc, float8[0], full, empty, 2 * block, table, start, bottom, end, head,
-                        num_pages, AT_FP8, PARTS, PAGE, float8[0].shape[0],
-                    )  # fmt: skip
-                    _load_block(
-                        v_desc, float8[0], full, empty, 2 * block + 1, table, start, bottom, end,
-                        head, num_pages, AT_FP8, PARTS, PAGE, float8[0].shape[0],
-                    )  # fmt: skip
-                block += 1
+        if KEYS_FIRST:
+            # Stages are free again in the order of the products: keys of a block, values of the
+            # block before.
+            _load_block(
+                k_desc, keys, full, empty, block, table, start, bottom, end, head, num_pages,
+                AT_K, PARTS, PAGE, keys.shape[0],
+            )  # fmt: skip
+            while start > first:
                 start -= BLOCK_N
-            if last == 0:
-                # The atomic's latency overlaps the last block.  If it were issued when the item
-                # begins, programs that start early would take the others' items.
-                w = gl.atomic_add(QUEUE, 1)
+                _load_block(
+                    k_desc, keys, full, empty, block + 1, table, start, bottom, end, head,
+                    num_pages, AT_K, PARTS, PAGE, keys.shape[0],
+                )  # fmt: skip
+                _load_block(
+                    v_desc, values, full, empty, block, table, start + BLOCK_N, bottom, end, head,
+                    num_pages, AT_V, PARTS, PAGE, values.shape[0],
+                )  # fmt: skip
+                block += 1
+            w = gl.atomic_add(QUEUE, 1)  # its latency overlaps the last values
+            _load_block(
+                v_desc, values, full, empty, block, table, start, bottom, end, head, num_pages,
+                AT_V, PARTS, PAGE, values.shape[0],
+            )  # fmt: skip
+            block += 1
+        else:
+            for last in gl.static_range(2):
+                while start >= first + (1 - last) * BLOCK_N:
+                    _load_keys_and_values(
+                        tma_desc, buffers, float8, full, empty, block, table, start, bottom, end,
+                        head, num_pages, PARTS, PAGE,
+                    )  # fmt: skip
+                    block += 1
+                    start -= BLOCK_N
+                if last == 0:
+                    # The atomic's latency overlaps the last block.  If it were issued when the item
+                    # begins, programs that start early would take the others' items.
+                    w = gl.atomic_add(QUEUE, 1)
     _publish_item(current, empty, taken, -1, ITEMS, Q_STAGES)
     _load_queries(None, queries, full, taken % Q_STAGES, 0, 0, PARTS, GROUP)
     if len(float8) > 0:
