@@ -118,9 +118,9 @@ def test_a_captured_graph_replays_rows_of_other_lengths(shape: dict[str, Any]) -
     count, pages, width = len(other.q), len(other.k), other.page_table.shape[1]
     case.q[:count], case.k[:pages], case.v[:pages] = other.q, other.k, other.v
     case.page_table[:, :width] = other.page_table
-    if case.k_scale is not None and case.v_scale is not None:
-        case.k_scale.copy_(other.k_scale)
-        case.v_scale.copy_(other.v_scale)
+    for scale, new in ((case.k_scale, other.k_scale), (case.v_scale, other.v_scale)):
+        if scale is not None and new is not None:
+            scale.copy_(new)
     load(tiles, host_plan(other, tiles.spec))
     out.fill_(float("nan"))
     graph.replay()
