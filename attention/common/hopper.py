@@ -13,7 +13,7 @@ cta_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
     """A TMA descriptor of a tensor of 8 or 16-bit elements; those out of bounds load as zeros."""
-    size = tensor.dtype.itemsize
+    size = tensor.element_size()
     layout = gl.NVMMASharedLayout(
         swizzle_byte_width=min(128, size * box[-1]), element_bitwidth=8 * size, rank=len(box)
     )
