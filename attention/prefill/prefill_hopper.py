@@ -50,8 +50,10 @@ from attention.prefill.prefill_hopper_stages import (
     HALF,
     init_barriers,
 )
-from attention.prefill.prefill_hopper_tile import attend, finish_values, rescaled, start_values
+from attention.prefill.prefill_hopper_tile import add_last_values, attend, rescaled
 from attention.prefill.prefill_hopper_write import write_split, write_whole
+
+ENTRY_REGISTERS = 168  # per thread at the launch, before the warps exchange them: 12 warps
 
 
 @gluon.jit
@@ -82,7 +84,6 @@ def _consume(
     shared,
     g: gl.constexpr, KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
     D: gl.constexpr, PARTS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr,
 ):  # fmt: skip
     """A consumer warpgroup: half of the query rows of each tile."""
     (
@@ -93,8 +94,6 @@ def _consume(
     K_SCALE, V_SCALE = scales
     ROW_SCALES: gl.constexpr = K_SCALE is not None
     BLOCK_N: gl.constexpr = keys.shape[1]
-    K_STAGES: gl.constexpr = keys.shape[0]
-    V_STAGES: gl.constexpr = values.shape[0]
     Q_STAGES: gl.constexpr = queries.shape[0] // (2 * PARTS)
     block, step, taken = 0, 0, 0
     item = _next_item(current, full, taken, g, Q_STAGES)
@@ -112,13 +111,11 @@ def _consume(
             factor = gl.maximum(row_factor * (factor * gl.load(K_SCALE + head)), 1e-30)
         p, acc, m, total, block, step = attend(
             item, q, keys, values, full, empty, ping_pong_barrier, block, step, factor, softcap,
-            g, PARTS, GROUP, PAGE, BLOCK_N, K_STAGES, V_STAGES, WINDOW, SOFTCAP, ROW_SCALES,
-            OVERLAPPED, PING_PONG,
+            g, PARTS, GROUP, PAGE, WINDOW, SOFTCAP, ROW_SCALES,
         )  # fmt: skip
         if len(stages) > 0:
             mbarrier.arrive(empty.index(AT_Q + taken % Q_STAGES * 2 + g), count=1)
-        products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
-        acc = finish_values(products, empty, block - 1, PARTS, V_STAGES)
+        acc = add_last_values(p, acc, values, full, empty, block - 1, PARTS)
         if V_SCALE is not None:
             acc = rescaled(
                 acc, gl.full([HALF], 1.0, gl.float32, m.type.layout) * gl.load(V_SCALE + head)
@@ -141,18 +138,18 @@ def _prefill_hopper(
     ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,
     scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
-    BLOCK_N: gl.constexpr, Q_STAGES: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    FP8_STAGES: gl.constexpr, OUT_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    OVERLAPPED: gl.constexpr, PING_PONG: gl.constexpr, KEYS_FIRST: gl.constexpr,
-    CONVERT_WARPS: gl.constexpr,
-    CONVERT_ROWS: gl.constexpr, REGISTERS: gl.constexpr, CONVERT_REGISTERS: gl.constexpr,
-    LOAD_REGISTERS: gl.constexpr, OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
+    BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr, OUT_STAGES: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, KEYS_FIRST: gl.constexpr,
+    CONVERT_ROWS: gl.constexpr, REGISTERS: gl.constexpr, LOAD_REGISTERS: gl.constexpr,
+    OVERLAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     BLOCK_D: gl.constexpr = k_desc.block_type.shape[3]
     PARTS: gl.constexpr = (D + BLOCK_D - 1) // BLOCK_D
+    FP8: gl.constexpr = K_SCALE is not None
+    TILES: gl.constexpr = STAGES * PARTS
     # Q has its own type in memory, even where it is converted.
     out_type: gl.constexpr = OUT.dtype.element_ty
-    dtype: gl.constexpr = out_type if FP8_STAGES == 0 else gl.float16
+    dtype: gl.constexpr = gl.float16 if FP8 else out_type
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     stages = ()
@@ -160,8 +157,8 @@ def _prefill_hopper(
         stages = (gl.allocate_shared_memory(out_type, [OUT_STAGES, HALF, BLOCK_D], swizzled),)
     buffers = (
         gl.allocate_shared_memory(out_type, [Q_STAGES * 2 * PARTS, HALF, BLOCK_D], swizzled),
-        gl.allocate_shared_memory(dtype, [K_STAGES, BLOCK_N, BLOCK_D], swizzled),
-        gl.allocate_shared_memory(dtype, [V_STAGES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [TILES, BLOCK_N, BLOCK_D], swizzled),
+        gl.allocate_shared_memory(dtype, [TILES, BLOCK_N, BLOCK_D], swizzled),
         stages,
     )
     current = gl.allocate_shared_memory(gl.int32, [2 * FIELDS, 1], flat)
@@ -169,20 +166,22 @@ def _prefill_hopper(
     empty = gl.allocate_shared_memory(gl.int64, [BARRIERS, 1], mbarrier.MBarrierLayout())
     ping_pong_barrier = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     init_barriers(full, empty, AT_Q, 2 * Q_STAGES, 1)
-    init_barriers(full, empty, AT_K, K_STAGES, 2)  # both consumers release a stage
-    init_barriers(full, empty, AT_V, V_STAGES, 2)
-    init_barriers(full, empty, AT_FP8, FP8_STAGES, 1)
+    # Of K, V and float8 only the first STAGES are used.  Both consumers release a stage.
+    init_barriers(full, empty, AT_K, TILES, 2)
+    init_barriers(full, empty, AT_V, TILES, 2)
+    if FP8:
+        init_barriers(full, empty, AT_FP8, TILES, 1)
     for i in gl.static_range(2):
         mbarrier.init(ping_pong_barrier.index(i), count=1)
     float8 = ()
-    if FP8_STAGES > 0:
+    if FP8:
         bytewise: gl.constexpr = gl.NVMMASharedLayout(BLOCK_D, 8, 2)
         float8 = (
-            gl.allocate_shared_memory(k_desc.dtype, [FP8_STAGES, BLOCK_N, BLOCK_D], bytewise),
-            gl.allocate_shared_memory(gl.int32, [FP8_STAGES, 1], flat),
+            gl.allocate_shared_memory(k_desc.dtype, [TILES, BLOCK_N, BLOCK_D], bytewise),
+            gl.allocate_shared_memory(gl.int32, [TILES, 1], flat),
         )
         one: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-        for i in gl.static_range(FP8_STAGES):
+        for i in gl.static_range(TILES):
             float8[1].index(i).store(gl.zeros([1], gl.int32, one))
     fence_async_shared()
     if DEPENDENT:
@@ -197,17 +196,11 @@ def _prefill_hopper(
         scale, softcap,
     )  # fmt: skip
     source = (tma_desc, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages)
-    if FP8_STAGES == 0:
+    if not FP8:
         gl.warp_specialize(
             [
-                (_consume, (
-                    shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
-                    PING_PONG,
-                )),
-                (_consume, (
-                    shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
-                    PING_PONG,
-                )),
+                (_consume, (shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP)),
+                (_consume, (shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP)),
                 (produce, (
                     source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
                     WINDOW, KEYS_FIRST, OVERLAP,
@@ -218,21 +211,15 @@ def _prefill_hopper(
     else:
         gl.warp_specialize(
             [
-                (_consume, (
-                    shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
-                    PING_PONG,
-                )),
-                (_consume, (
-                    shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP, OVERLAPPED,
-                    PING_PONG,
-                )),
+                (_consume, (shared, 0, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP)),
+                (_consume, (shared, 1, KV_HEADS, GROUP, PAGE, D, PARTS, WINDOW, SOFTCAP)),
                 (convert, (buffers, float8, full, empty, PARTS, CONVERT_ROWS)),
                 (produce, (
                     source, buffers, float8, full, empty, current, KV_HEADS, GROUP, PAGE, PARTS,
                     WINDOW, KEYS_FIRST, OVERLAP,
                 )),
             ],
-            [4, CONVERT_WARPS, 1], [REGISTERS, CONVERT_REGISTERS, LOAD_REGISTERS],
+            [4, 2, 1], [REGISTERS, LOAD_REGISTERS, LOAD_REGISTERS],
         )  # fmt: skip
 
 
@@ -257,8 +244,8 @@ def prefill_hopper(
     config = config or hopper_config(head_dim, k.dtype)
     box = min(page, config.block_n)
     assert spec.block_m == 2 * HALF.value and spec.block_n % config.block_n == 0, "other tiles"
-    assert k.dtype == inputs.v.dtype and (config.fp8_stages > 0) == (k.dtype == FP8)
-    assert not (config.keys_first and config.fp8_stages), "converted keys precede their values"
+    assert k.dtype == inputs.v.dtype
+    assert not (config.keys_first and k.dtype == FP8), "converted keys precede their values"
     assert (inputs.k_scale is not None) == (k.dtype == FP8) and inputs.scale > 0
     block_d = 64 if head_dim <= 64 else 128
     queries, query_desc = q, None
@@ -272,14 +259,10 @@ def prefill_hopper(
         q.stride(0), q.stride(1), inputs.page_table.stride(0), pages, *inputs.out_strides(),
         inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
-        Q_STAGES=config.q_stages, K_STAGES=config.k_stages, V_STAGES=config.v_stages,
-        FP8_STAGES=config.fp8_stages, OUT_STAGES=config.out_stages, WINDOW=spec.window,
-        SOFTCAP=inputs.softcap > 0, OVERLAPPED=config.overlapped, PING_PONG=config.ping_pong,
-        KEYS_FIRST=config.keys_first,
-        CONVERT_WARPS=config.convert_warps, CONVERT_ROWS=config.convert_rows,
-        REGISTERS=config.registers, CONVERT_REGISTERS=config.convert_registers,
-        LOAD_REGISTERS=config.load_registers,
-        OVERLAP=overlap, num_warps=4, maxnreg=config.entry_registers,
+        STAGES=config.stages, Q_STAGES=config.q_stages, OUT_STAGES=config.out_stages,
+        WINDOW=spec.window, SOFTCAP=inputs.softcap > 0, KEYS_FIRST=config.keys_first,
+        CONVERT_ROWS=config.convert_rows, REGISTERS=config.registers,
+        LOAD_REGISTERS=config.load_registers, OVERLAP=overlap, num_warps=4, maxnreg=ENTRY_REGISTERS,
         **dependent_launch(q.device),
     )  # fmt: skip
     merge_tiles(tiles, inputs)

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 from attention.common.hopper import cta_barrier
-from attention.prefill.prefill_hopper_stages import AT_FP8, AT_K, AT_V, barrier_of, stage_of
+from attention.prefill.prefill_hopper_stages import AT_FP8, AT_K, AT_V, barrier_of, tile_of
 
 
 @gluon.jit
@@ -20,37 +20,31 @@ def _convert_block(
     AT: gl.constexpr, PARTS: gl.constexpr, ROWS: gl.constexpr,
 ):  # fmt: skip
     """Convert block `block` of K or V, which is number `number` of the float8 blocks of both."""
-    FP8_STAGES: gl.constexpr = stored.shape[0]
-    STAGES: gl.constexpr = tiles.shape[0]
+    STAGES: gl.constexpr = tiles.shape[0] // PARTS
     BLOCK_D: gl.constexpr = tiles.shape[2]
     layout: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [gl.num_warps(), 1], [1, 0]
     )
+    source, source_phase = barrier_of(number, STAGES)
+    barrier, phase = barrier_of(block, STAGES)
+    mbarrier.wait(full.index(AT_FP8 + source), source_phase)
+    mbarrier.wait(empty.index(AT + barrier), phase ^ 1)
     for part in gl.static_range(PARTS):
-        source, source_phase = barrier_of(number, part, PARTS, FP8_STAGES)
-        barrier, phase = barrier_of(block, part, PARTS, STAGES)
-        if part == 0 or FP8_STAGES % PARTS != 0:
-            mbarrier.wait(full.index(AT_FP8 + source), source_phase)
-        if part == 0 or STAGES % PARTS != 0:
-            mbarrier.wait(empty.index(AT + barrier), phase ^ 1)
-        source_tile = stored.index(stage_of(number, part, PARTS, FP8_STAGES))
-        tile = tiles.index(stage_of(block, part, PARTS, STAGES))
+        source_tile = tile_of(stored, number, part, PARTS)
+        tile = tile_of(tiles, block, part, PARTS)
         for j in gl.static_range(tiles.shape[1] // ROWS):
             x = source_tile.slice(j * ROWS, ROWS, 0).load(layout)
             tile.slice(j * ROWS, ROWS, 0).store(x.to(tiles.dtype))
-        if part == PARTS - 1 or FP8_STAGES % PARTS != 0 or STAGES % PARTS != 0:
-            fence_async_shared()
-            cta_barrier()  # every warp has converted its elements
-        if part == PARTS - 1 or FP8_STAGES % PARTS != 0:
-            mbarrier.arrive(empty.index(AT_FP8 + source), count=1)
-        if part == PARTS - 1 or STAGES % PARTS != 0:
-            mbarrier.arrive(full.index(AT + barrier), count=1)
+    fence_async_shared()
+    cta_barrier()  # every warp has converted its elements
+    mbarrier.arrive(empty.index(AT_FP8 + source), count=1)
+    mbarrier.arrive(full.index(AT + barrier), count=1)
 
 
 @gluon.jit
 def _is_end(last, full, number, PARTS: gl.constexpr):
     """Wait for float8 block `number` -> 1 if the producer sent the end in its place."""
-    barrier, phase = barrier_of(number, 0, PARTS, last.shape[0])
+    barrier, phase = barrier_of(number, last.shape[0] // PARTS)
     mbarrier.wait(full.index(AT_FP8 + barrier), phase)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     return gl.max(last.index(barrier).load(one), 0)

@@ -15,7 +15,7 @@ from attention.prefill.prefill_hopper_stages import (
     FIELDS,
     HALF,
     barrier_of,
-    stage_of,
+    tile_of,
 )
 
 # Bytes of K and V in use at a time, which stay in the L2 cache.
@@ -43,10 +43,10 @@ def _item_and_head(w, items, section_heads, KV_HEADS: gl.constexpr):
 
 @gluon.jit
 def _load_block(
-    tma_desc, tiles, full, empty, block, table, start, bottom, end, head, num_pages,
-    AT: gl.constexpr, PARTS: gl.constexpr, PAGE: gl.constexpr, STAGES: gl.constexpr,
+    tma_desc, tiles, full, empty, block, start, place,
+    AT: gl.constexpr, PARTS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
-    """Start the copies of a block's pages into the next stages of K or V, one for each part.
+    """Start the copies of a block's pages into the next stage of K, V or float8.
 
     A page that no query sees is loaded as zeros, from past the pool's end: its entry in the page
     table may be junk.
@@ -54,18 +54,13 @@ def _load_block(
     BOX: gl.constexpr = tma_desc.block_type.shape[2]  # tokens of a page, at most a block
     BLOCK_D: gl.constexpr = tma_desc.block_type.shape[3]
     BLOCK_N: gl.constexpr = tiles.shape[1]
-    TILE_BYTES: gl.constexpr = BLOCK_N // BOX * tma_desc.block_type.nbytes
+    table, bottom, end, head, num_pages = place
+    barrier, phase = barrier_of(block, tiles.shape[0] // PARTS)
+    ready = full.index(AT + barrier)
+    mbarrier.wait(empty.index(AT + barrier), phase ^ 1)
+    mbarrier.expect(ready, PARTS * (BLOCK_N // BOX) * tma_desc.block_type.nbytes)
     for part in gl.static_range(PARTS):
-        barrier, phase = barrier_of(block, part, PARTS, STAGES)
-        ready = full.index(AT + barrier)
-        if STAGES % PARTS != 0:
-            mbarrier.wait(empty.index(AT + barrier), phase ^ 1)
-            mbarrier.expect(ready, TILE_BYTES)
-        elif part == 0:
-            mbarrier.wait(empty.index(AT + barrier), phase ^ 1)
-            mbarrier.expect(ready, PARTS * TILE_BYTES)
-        stage = stage_of(block, part, PARTS, STAGES)
-        tile = tiles.index(stage).reshape([1, 1, BLOCK_N, BLOCK_D])
+        tile = tile_of(tiles, block, part, PARTS).reshape([1, 1, BLOCK_N, BLOCK_D])
         for j in gl.static_range(BLOCK_N // BOX):
             key = start + j * BOX
             valid = (key < end) & (key + BOX > bottom)
@@ -78,30 +73,19 @@ def _load_block(
 
 @gluon.jit
 def _load_keys_and_values(
-    tma_desc, buffers, float8, full, empty, block, table, start, bottom, end, head, num_pages,
+    tma_desc, buffers, float8, full, empty, block, start, place,
     PARTS: gl.constexpr, PAGE: gl.constexpr,
 ):  # fmt: skip
     """Start the copies of a block's keys, then of its values; float8 for the converting warps."""
     _, k_desc, v_desc = tma_desc
     _, keys, values, _ = buffers
     if len(float8) == 0:
-        _load_block(
-            k_desc, keys, full, empty, block, table, start, bottom, end, head, num_pages,
-            AT_K, PARTS, PAGE, keys.shape[0],
-        )  # fmt: skip
-        _load_block(
-            v_desc, values, full, empty, block, table, start, bottom, end, head, num_pages,
-            AT_V, PARTS, PAGE, values.shape[0],
-        )  # fmt: skip
+        _load_block(k_desc, keys, full, empty, block, start, place, AT_K, PARTS, PAGE)
+        _load_block(v_desc, values, full, empty, block, start, place, AT_V, PARTS, PAGE)
     else:
-        _load_block(
-            k_desc, float8[0], full, empty, 2 * block, table, start, bottom, end, head, num_pages,
-            AT_FP8, PARTS, PAGE, float8[0].shape[0],
-        )  # fmt: skip
-        _load_block(
-            v_desc, float8[0], full, empty, 2 * block + 1, table, start, bottom, end, head,
-            num_pages, AT_FP8, PARTS, PAGE, float8[0].shape[0],
-        )  # fmt: skip
+        tiles, number = float8[0], 2 * block
+        _load_block(k_desc, tiles, full, empty, number, start, place, AT_FP8, PARTS, PAGE)
+        _load_block(v_desc, tiles, full, empty, number + 1, start, place, AT_FP8, PARTS, PAGE)
 
 
 @gluon.jit
@@ -150,8 +134,7 @@ def _load_queries(
 def _end_conversion(float8, full, empty, blocks, PARTS: gl.constexpr):
     """Tell the converting warps that there is no further block."""
     tiles, last = float8
-    STAGES: gl.constexpr = tiles.shape[0]
-    barrier, phase = barrier_of(2 * blocks, 0, PARTS, STAGES)
+    barrier, phase = barrier_of(2 * blocks, tiles.shape[0] // PARTS)
     mbarrier.wait(empty.index(AT_FP8 + barrier), phase ^ 1)
     one: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     last.index(barrier).store(gl.full([1], 1, gl.int32, one))
@@ -188,39 +171,28 @@ def produce(
         _load_queries(q_desc, queries, full, taken % Q_STAGES, token, head, PARTS, GROUP)
         taken += 1
         bottom = _bottom(tile, q_len, kv_len, GROUP, WINDOW)
-        table = TABLE + row.to(gl.int64) * table_row
+        place = (TABLE + row.to(gl.int64) * table_row, bottom, end, head, num_pages)
         start = first + gl.maximum(gl.cdiv(end - first, BLOCK_N) - 1, 0) * BLOCK_N
         if KEYS_FIRST:
             # Stages are free again in the order of the products: keys of a block, values of the
             # block before.
-            _load_block(
-                k_desc, keys, full, empty, block, table, start, bottom, end, head, num_pages,
-                AT_K, PARTS, PAGE, keys.shape[0],
-            )  # fmt: skip
+            _load_block(k_desc, keys, full, empty, block, start, place, AT_K, PARTS, PAGE)
             while start > first:
                 start -= BLOCK_N
+                _load_block(k_desc, keys, full, empty, block + 1, start, place, AT_K, PARTS, PAGE)
                 _load_block(
-                    k_desc, keys, full, empty, block + 1, table, start, bottom, end, head,
-                    num_pages, AT_K, PARTS, PAGE, keys.shape[0],
-                )  # fmt: skip
-                _load_block(
-                    v_desc, values, full, empty, block, table, start + BLOCK_N, bottom, end, head,
-                    num_pages, AT_V, PARTS, PAGE, values.shape[0],
-                )  # fmt: skip
+                    v_desc, values, full, empty, block, start + BLOCK_N, place, AT_V, PARTS, PAGE
+                )
                 block += 1
             w = gl.atomic_add(QUEUE, 1)  # its latency overlaps the last values
-            _load_block(
-                v_desc, values, full, empty, block, table, start, bottom, end, head, num_pages,
-                AT_V, PARTS, PAGE, values.shape[0],
-            )  # fmt: skip
+            _load_block(v_desc, values, full, empty, block, start, place, AT_V, PARTS, PAGE)
             block += 1
         else:
             for last in gl.static_range(2):
                 while start >= first + (1 - last) * BLOCK_N:
                     _load_keys_and_values(
-                        tma_desc, buffers, float8, full, empty, block, table, start, bottom, end,
-                        head, num_pages, PARTS, PAGE,
-                    )  # fmt: skip
+                        tma_desc, buffers, float8, full, empty, block, start, place, PARTS, PAGE
+                    )
                     block += 1
                     start -= BLOCK_N
                 if last == 0:

@@ -26,37 +26,32 @@ def init_barriers(full, empty, AT: gl.constexpr, COUNT: gl.constexpr, RELEASES: 
 
 
 @gluon.jit
-def barrier_of(block, part: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr):
-    """-> (barrier and phase of a part of block `block` of K or V).
-
-    Stages for whole blocks have one barrier for all parts of a block, others one for each part.
-    """
-    SHARED: gl.constexpr = STAGES % PARTS == 0
-    number = block if SHARED else block * PARTS + part
-    COUNT: gl.constexpr = STAGES // PARTS if SHARED else STAGES
-    return number % COUNT, (number // COUNT) & 1
+def barrier_of(block, STAGES: gl.constexpr):
+    """-> (barrier and phase of block `block` of K, V or float8)."""
+    return block % STAGES, (block // STAGES) & 1
 
 
 @gluon.jit
-def stage_of(block, part: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr):
-    """The stage of a part of block `block` of K or V."""
-    return (block * PARTS + part) % STAGES
+def stage_of(tiles, block, part: gl.constexpr, PARTS: gl.constexpr):
+    """-> the index among the tiles of a part of block `block`."""
+    return (block * PARTS + part) % tiles.shape[0]
 
 
 @gluon.jit
-def await_part(
-    full, block, part: gl.constexpr, AT: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr
-):
-    """Wait for a part of block `block` of K or V -> its stage."""
-    if part == 0 or STAGES % PARTS != 0:
-        barrier, phase = barrier_of(block, part, PARTS, STAGES)
-        mbarrier.wait(full.index(AT + barrier), phase)
-    return stage_of(block, part, PARTS, STAGES)
+def tile_of(tiles, block, part: gl.constexpr, PARTS: gl.constexpr):
+    """The tile of a part of block `block`."""
+    return tiles.index(stage_of(tiles, block, part, PARTS))
 
 
 @gluon.jit
-def release(empty, block, AT: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr):
-    """Let the stages of block `block` of K or V be filled again."""
-    for part in gl.static_range(PARTS if STAGES % PARTS != 0 else 1):
-        barrier, _ = barrier_of(block, part, PARTS, STAGES)
-        mbarrier.arrive(empty.index(AT + barrier), count=1)
+def await_block(full, block, AT: gl.constexpr, STAGES: gl.constexpr):
+    """Wait for block `block` of K or V."""
+    barrier, phase = barrier_of(block, STAGES)
+    mbarrier.wait(full.index(AT + barrier), phase)
+
+
+@gluon.jit
+def release(empty, block, AT: gl.constexpr, STAGES: gl.constexpr):
+    """Let the stage of block `block` of K or V be filled again."""
+    barrier, _ = barrier_of(block, STAGES)
+    mbarrier.arrive(empty.index(AT + barrier), count=1)

@@ -12,7 +12,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from attention.common.softmax import LOG2E, M_INIT
-from attention.prefill.prefill_hopper_stages import AT_K, AT_V, HALF, await_part, release
+from attention.prefill.prefill_hopper_stages import (
+    AT_K,
+    AT_V,
+    HALF,
+    await_block,
+    release,
+    stage_of,
+    tile_of,
+)
 
 
 @gluon.jit
@@ -56,40 +64,39 @@ def _softmax(
 
 
 @gluon.jit
-def _start_scores(
-    q, keys, full, block, stage, BLOCK_N: gl.constexpr, PARTS: gl.constexpr, STAGES: gl.constexpr
-):
-    """Start q k^T asynchronously; stage: of the first part, which has been waited for."""
+def _start_scores(q, keys, block, stage, PARTS: gl.constexpr):
+    """Start q k^T of a block asynchronously; stage: of its first part."""
+    BLOCK_N: gl.constexpr = keys.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    s = warpgroup_mma(
-        q[0], keys.index(stage).permute((1, 0)), gl.zeros([HALF, BLOCK_N], gl.float32, layout),
-        use_acc=False, is_async=True,
-    )  # fmt: skip
+    k = keys.index(stage).permute((1, 0))
+    zeros = gl.zeros([HALF, BLOCK_N], gl.float32, layout)
+    s = warpgroup_mma(q[0], k, zeros, use_acc=False, is_async=True)
     for part in gl.static_range(1, PARTS):
-        stage = await_part(full, block, part, AT_K, PARTS, STAGES)
-        s = warpgroup_mma(q[part], keys.index(stage).permute((1, 0)), s, is_async=True)
+        k = tile_of(keys, block, part, PARTS).permute((1, 0))
+        s = warpgroup_mma(q[part], k, s, is_async=True)
     return s
 
 
 @gluon.jit
-def start_values(p, acc, values, full, block, PARTS: gl.constexpr, STAGES: gl.constexpr):
-    """Start acc + p v asynchronously, one product for each part of V's columns."""
+def _start_values(p, acc, values, full, block, PARTS: gl.constexpr):
+    """Wait for V, and start acc + p v asynchronously, one product for each part of V's columns."""
+    await_block(full, block, AT_V, values.shape[0] // PARTS)
     products = ()
     for part in gl.static_range(PARTS):
-        stage = await_part(full, block, part, AT_V, PARTS, STAGES)
-        product = warpgroup_mma(p, values.index(stage), acc[part], is_async=True)
-        products = products + (product,)  # noqa: RUF005
+        v = tile_of(values, block, part, PARTS)
+        products = products + (warpgroup_mma(p, v, acc[part], is_async=True),)  # noqa: RUF005
     return products
 
 
 @gluon.jit
-def finish_values(products, empty, block, PARTS: gl.constexpr, STAGES: gl.constexpr):
-    """Wait for the products of start_values, and release V -> acc."""
+def add_last_values(p, acc, values, full, empty, block, PARTS: gl.constexpr):
+    """The p v of an item's last block, which nothing overlaps -> acc."""
+    products = _start_values(p, acc, values, full, block, PARTS)
     if PARTS == 1:
         acc = (warpgroup_mma_wait(num_outstanding=0, deps=products),)
     else:
         acc = warpgroup_mma_wait(num_outstanding=0, deps=products)
-    release(empty, block, AT_V, PARTS, STAGES)
+    release(empty, block, AT_V, values.shape[0] // PARTS)
     return acc
 
 
@@ -107,58 +114,29 @@ def rescaled(acc, factor):
 def _attend_block(
     q, keys, values, full, empty, ping_pong_barrier, block, step, start,
     p, acc, m, total, limit, position, scale, softcap,
-    g: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
-    ROW_SCALES: gl.constexpr, PING_PONG: gl.constexpr,
+    g: gl.constexpr, PARTS: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+    MASKED: gl.constexpr, ROW_SCALES: gl.constexpr,
 ):  # fmt: skip
     """q k^T of block `block`, overlapped with p v of the block before it."""
-    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
-    if PING_PONG:
-        mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
-    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
-    products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
-    if PING_PONG:
-        mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
+    STAGES: gl.constexpr = keys.shape[0] // PARTS
+    await_block(full, block, AT_K, STAGES)
+    stage = stage_of(keys, block, 0, PARTS)
+    mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
+    s = _start_scores(q, keys, block, stage, PARTS)
+    products = _start_values(p, acc, values, full, block - 1, PARTS)
+    mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
     s = warpgroup_mma_wait(num_outstanding=PARTS, deps=(s,))
-    release(empty, block, AT_K, PARTS, K_STAGES)
+    release(empty, block, AT_K, STAGES)
     weights, m, total, alpha = _softmax(
         s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED, ROW_SCALES
     )
     weights = gl.convert_layout(weights.to(q[0].dtype), p.type.layout)
     # This wait returns at once; without it, the assembler would move the wait for the product
     # before the exponentials, which would then overlap nothing.
-    await_part(full, block - 1, 0, AT_V, PARTS, V_STAGES)
+    await_block(full, block - 1, AT_V, STAGES)
     waited = warpgroup_mma_wait(num_outstanding=0, deps=(weights, alpha) + products)  # noqa: RUF005
-    release(empty, block - 1, AT_V, PARTS, V_STAGES)
+    release(empty, block - 1, AT_V, STAGES)
     return waited[0], rescaled(waited[2:], waited[1]), m, total
-
-
-@gluon.jit
-def _attend_in_turn(
-    q, keys, values, full, empty, ping_pong_barrier, block, step, start,
-    p, acc, m, total, limit, position, scale, softcap,
-    g: gl.constexpr, PARTS: gl.constexpr, BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, MASKED: gl.constexpr,
-    ROW_SCALES: gl.constexpr, PING_PONG: gl.constexpr,
-):  # fmt: skip
-    """p v of the block before, then q k^T of block `block`: p and the scores share registers.
-
-    What overlaps a consumer's exponentials are the other consumer's products.
-    """
-    if PING_PONG:
-        mbarrier.wait(ping_pong_barrier.index(g), (step & 1) ^ (1 - g))
-    products = start_values(p, acc, values, full, block - 1, PARTS, V_STAGES)
-    acc = finish_values(products, empty, block - 1, PARTS, V_STAGES)
-    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
-    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
-    if PING_PONG:
-        mbarrier.arrive(ping_pong_barrier.index(1 - g), count=1)
-    s = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
-    release(empty, block, AT_K, PARTS, K_STAGES)
-    weights, m, total, alpha = _softmax(
-        s, m, total, start, limit, position, scale, softcap, WINDOW, SOFTCAP, MASKED, ROW_SCALES
-    )
-    return gl.convert_layout(weights.to(q[0].dtype), p.type.layout), rescaled(acc, alpha), m, total
 
 
 @gluon.jit
@@ -199,27 +177,27 @@ def _steps(tile, first, end, q_len, kv_len, GROUP: gl.constexpr, BLOCK_N: gl.con
 def attend(
     item, q, keys, values, full, empty, ping_pong_barrier, block, step, scale, softcap,
     g: gl.constexpr, PARTS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr,
-    BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, ROW_SCALES: gl.constexpr, OVERLAPPED: gl.constexpr,
-    PING_PONG: gl.constexpr,
+    WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, ROW_SCALES: gl.constexpr,
 ):  # fmt: skip
     """An item's blocks in descending order, without the last p v -> p, acc, m, total, block, step.
 
     block counts the blocks of all items; step does not count each item's first block.
     q and acc are tuples of PARTS parts, of equally many columns.
     """
+    BLOCK_N: gl.constexpr = keys.shape[1]
     BLOCK_D: gl.constexpr = keys.shape[2]
+    STAGES: gl.constexpr = keys.shape[0] // PARTS
     wide: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_D, 16])
     narrow: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     rows: gl.constexpr = gl.SliceLayout(1, narrow)
     left: gl.constexpr = gl.DotOperandLayout(0, wide, 2)
-    one_block: gl.constexpr = _attend_block if OVERLAPPED else _attend_in_turn
-    stage = await_part(full, block, 0, AT_K, PARTS, K_STAGES)
+    await_block(full, block, AT_K, STAGES)
+    stage = stage_of(keys, block, 0, PARTS)
     # Not prefetched during the previous item: the assembler of CUDA 12.8 computes the address of q
     # in one of the loops below and uses it in all, unless it is needed before them.
-    s = _start_scores(q, keys, full, block, stage, BLOCK_N, PARTS, K_STAGES)
+    s = _start_scores(q, keys, block, stage, PARTS)
     s = warpgroup_mma_wait(num_outstanding=0, deps=(s,))
-    release(empty, block, AT_K, PARTS, K_STAGES)
+    release(empty, block, AT_K, STAGES)
     _, tile, first, end, _, q_len, kv_len, _ = item
     packed = tile * (2 * HALF) + g * HALF
     position = kv_len - q_len + (packed + gl.arange(0, HALF, rows)) // GROUP
@@ -236,19 +214,17 @@ def attend(
     )
     p = gl.convert_layout(p.to(q[0].dtype), left)
     if (start + BLOCK_N > kv_len) & (kv_len % PAGE != 0):
+        await_block(full, block, AT_V, STAGES)
         for part in gl.static_range(PARTS):
-            _clear_tail(
-                values.index(await_part(full, block, part, AT_V, PARTS, V_STAGES)), start, kv_len
-            )
+            _clear_tail(tile_of(values, block, part, PARTS), start, kv_len)
     block += 1
     for part in gl.static_range(3 if WINDOW > 0 else 2):
         for _ in range(steps[part]):
             start -= BLOCK_N
-            p, acc, m, total = one_block(
+            p, acc, m, total = _attend_block(
                 q, keys, values, full, empty, ping_pong_barrier, block, step, start,
                 p, acc, m, total, limit, position, scale, softcap,
-                g, PARTS, BLOCK_N, K_STAGES, V_STAGES, WINDOW, SOFTCAP, part != 1, ROW_SCALES,
-                PING_PONG,
+                g, PARTS, WINDOW, SOFTCAP, part != 1, ROW_SCALES,
             )  # fmt: skip
             block += 1
             step += 1

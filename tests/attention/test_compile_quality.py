@@ -159,8 +159,7 @@ def test_the_hopper_kernel_waits_for_several_products_at_once(
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_hopper_prefill_kernel_has_stages_of_two_blocks(head_dim: int, kv_dtype: torch.dtype):
     """Of K and of V, so that the next block is loaded while one is multiplied."""
-    config, parts = hopper_config(head_dim, kv_dtype), max(head_dim // 128, 1)
-    assert config.k_stages >= 2 * parts and config.v_stages >= 2 * parts
+    assert hopper_config(head_dim, kv_dtype).stages >= 2
 
 
 @pytest.mark.parametrize("name", ["d128 fp8", "d256 fp8"])
