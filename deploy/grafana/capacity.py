@@ -57,7 +57,7 @@ def capacity() -> list[Panel]:
         row("Queue and KV cache"),
         graph(
             "KV in use by server",
-            "A full cache is no trouble as long as nobody is preempted.",
+            "A full cache is no trouble as long as no request is preempted.",
             "percentunit",
             [("{{instance}}", gauge("wavefill_kv_cache_usage_ratio", "instance"))],
             GOOD_LOW["share"],

@@ -163,7 +163,7 @@ class ChunkBudget:
         return max(fits(UNNOTICED_GAP_SECONDS), stretched)
 
     def _min_size(self, rows: int) -> int:
-        """The smallest step that prompts take part in: however long it takes, nobody starves."""
+        """The smallest step that prompts take part in: however long it takes, no prompt starves."""
         tile = self._chunk_shape.tile
         return -(-(rows + self._chunk_shape.min_prefill_tokens) // tile) * tile
 

@@ -11,7 +11,7 @@ from tests.support.server.server_process import Server
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
-    "<|im_end|>\n{% endfor %}{% if tools %}{# shown to nobody: <tool_call> #}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if tools %}{# not shown: <tool_call> #}{% endif %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 CITIES = ["Rome", "Paris", "Oslo"]

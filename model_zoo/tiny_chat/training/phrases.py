@@ -144,7 +144,7 @@ def loosen(
 ) -> str:
     """Drop or add little words, if at least two others carry the meaning.
 
-    Slots keep their neighbours: without them nobody could tell where a value ends.
+    Slots keep their neighbours: without them the end of a value could not be told.
     """
     words = template.split()
     if sum(word.lower() not in function for word in words) < 2:

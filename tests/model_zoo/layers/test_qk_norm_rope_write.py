@@ -19,7 +19,7 @@ from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-PAGES, NOBODYS = 5, 77.0  # a number that no test stores
+PAGES, UNWRITTEN = 5, 77.0  # a number that no test stores
 # Of fp32, sums in another order; of the others, that as a last digit, and what follows from it.
 # For bfloat16 more, as the interpreter cuts it off where a GPU rounds.
 NEAR = {FP32: 2e-6, FP16: 2e-3, BF16: 3e-2}
@@ -60,7 +60,7 @@ class RopeCase:
             head_dim=self.head_dim, dtype=dtype or self.dtype, device=torch.device(device),
         )  # fmt: skip
         for pages in (kv.k, kv.v):
-            pages.copy_(torch.full((), NOBODYS).to(pages.dtype).expand_as(pages))
+            pages.copy_(torch.full((), UNWRITTEN).to(pages.dtype).expand_as(pages))
         return kv
 
     def expected_heads(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -119,7 +119,7 @@ def test_queries_and_stored_keys_and_values_are_those_of_separate_operations(
     assert near(case.stored(kv.k), k) and torch.equal(case.stored(kv.v), v)
     # Nothing else is written, in this layer or the other.
     for pages in (kv.k, kv.v):
-        assert (pages != NOBODYS).sum() <= v.numel()
+        assert (pages != UNWRITTEN).sum() <= v.numel()
 
 
 @pytest.mark.parametrize("dtype", [FP32, FP16, pytest.param(BF16, marks=pytest.mark.gpu)])
@@ -171,8 +171,8 @@ def test_padding_tokens_are_not_stored(device: str):
     real = case.slots >= 0
     case.slots = case.slots[real]
     assert torch.equal(case.stored(kv.v), v[real])
-    assert (kv.v != NOBODYS).sum() <= v[real].numel()
-    assert (kv.k != NOBODYS).sum() <= v[real].numel()
+    assert (kv.v != UNWRITTEN).sum() <= v[real].numel()
+    assert (kv.k != UNWRITTEN).sum() <= v[real].numel()
 
 
 def test_columns_beyond_the_gemm_stay_as_they_are(device: str):

@@ -38,7 +38,7 @@ pytestmark = [
 ]
 SLOTS, PAGE, MAX_LEN = 5, 16, 64
 JUNK = 0x5A5A5A5A
-WISHES = (
+PARAMS = (
     SamplingParams(max_tokens=5, temperature=0),
     SamplingParams(max_tokens=5, temperature=0.8, top_p=0.9, top_k=30, min_p=0.01),
     SamplingParams(max_tokens=5, temperature=1.2, frequency_penalty=0.5, repetition_penalty=1.3),
@@ -146,7 +146,7 @@ def requests(seed: int, count: int) -> list[EngineRequest]:
         prompt = [sample_tokens.randrange(131) for _ in range(length)]
         if id >= 2 and sample_tokens.random() < 0.3:
             prompt = common[: sample_tokens.randint(1, 40)] + prompt[:9]
-        params = WISHES[id % len(WISHES)]
+        params = PARAMS[id % len(PARAMS)]
         found.append(EngineRequest(id, 0, prompt[:50], params))
     return found
 
@@ -181,7 +181,7 @@ def told(outputs: list[RequestOutput]) -> tuple[list[int], list[float], torch.Te
 
 
 def test_whole_steps_answer_as_torch_executor_does(checkpoint: Path, device: torch.device) -> None:
-    """Chunks, preemption, shared pages, slots started over, wishes that draw() serves."""
+    """Chunks, preemption, shared pages, slots started over, parameters that the sampler serves."""
     check_answers(checkpoint, device, requests(seed=1, count=9 if device.type == "cpu" else 150))
 
 
@@ -203,7 +203,7 @@ def test_what_a_block_has_no_room_for_reaches_the_device_all_the_same(
 ) -> None:
     """Five sequences begin at once, with more pages than a page a row."""
     wanted = [
-        EngineRequest(id, 0, [id * 9 + place for place in range(length)], WISHES[1 + id % 2])
+        EngineRequest(id, 0, [id * 9 + place for place in range(length)], PARAMS[1 + id % 2])
         for id, length in enumerate([1, 1, 1, 33, 1])
     ]
     found: list[list[list[int]]] = []
@@ -237,8 +237,8 @@ def test_only_constrained_and_scored_rows_are_deferred(
         return sample_deferred(logits, deferred, batch, masks)
 
     sampler.sample_deferred = note  # type: ignore[method-assign]
-    for id, wishes in enumerate((WISHES[1], WISHES[3], WISHES[4], WISHES[2])):
-        engine.add(EngineRequest(id, 0, [id + 1], wishes))
+    for id, params in enumerate((PARAMS[1], PARAMS[3], PARAMS[4], PARAMS[2])):
+        engine.add(EngineRequest(id, 0, [id + 1], params))
     while not engine.idle:
         engine.step()
     # They have the slots 0 to 3; of five steps, three have such rows.
@@ -362,8 +362,8 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_n
     weight[130] = torch.nan
     try:
         bad, good = [1] * 10 + [130] + [2] * 39, [3] * 5
-        engine.add(EngineRequest(0, 0, good, WISHES[0]))
-        engine.add(EngineRequest(1, 0, bad, WISHES[0]))
+        engine.add(EngineRequest(0, 0, good, PARAMS[0]))
+        engine.add(EngineRequest(1, 0, bad, PARAMS[0]))
         outputs = [output for _ in range(3) for output in engine.step()]
     finally:
         weight[130] = before

@@ -40,17 +40,17 @@ SHAPE = {
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, top_k=50, seed=7)
 SCORED = replace(GREEDY, logprobs=3)
-WISHES = (GREEDY, SEEDED, SCORED, replace(SEEDED, logprobs=3), replace(GREEDY, prompt_logprobs=2))
+PARAMS = (GREEDY, SEEDED, SCORED, replace(SEEDED, logprobs=3), replace(GREEDY, prompt_logprobs=2))
 LENGTHS = (5, 700, 90, 1300, 300)
 Answer = tuple[list[int], list[TokenLogprob], list[TokenLogprob | None]]
 
 
 def requests() -> list[EngineRequest]:
-    """One for each of WISHES; the second is longer than a piece of keys."""
+    """One for each of PARAMS; the second is longer than a piece of keys."""
     draw = random.Random(1)
     return [
         EngineRequest(id, 0, [draw.randrange(2, VOCAB) for _ in range(length)], params)
-        for id, (params, length) in enumerate(zip(WISHES, LENGTHS, strict=True))
+        for id, (params, length) in enumerate(zip(PARAMS, LENGTHS, strict=True))
     ]
 
 
@@ -85,10 +85,10 @@ def take(output: RequestOutput, answer: Answer) -> None:
     answer[2].extend(output.prompt_logprobs or [])
 
 
-def loaded(model: Path, **wishes: object) -> Loaded:
+def loaded(model: Path, **changes: object) -> Loaded:
     config = EngineConfig(
         model=str(model), device="cuda", load_format="dummy", deterministic=True,
-        **{"kv_tokens": 1 << 17, "max_num_seqs": 64, "max_model_len": 4096, **wishes},
+        **{"kv_tokens": 1 << 17, "max_num_seqs": 64, "max_model_len": 4096, **changes},
     )  # fmt: skip
     return load(config, lambda phase, done, total: None)
 
@@ -117,7 +117,7 @@ def alone(large: Loaded) -> dict[int, Answer]:
 def same(found: dict[int, Answer], alone: dict[int, Answer]) -> None:
     for id, answer in alone.items():
         assert len(answer[0]) == 40
-        assert found[id] == answer, WISHES[id]
+        assert found[id] == answer, PARAMS[id]
 
 
 @pytest.mark.gpu

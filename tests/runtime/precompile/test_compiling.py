@@ -58,7 +58,7 @@ from runtime.precompile.compiling import compiling_only
 
 @triton.jit
 def broken(pointer):
-    nobody_knows_this(pointer)
+    not_defined_anywhere(pointer)
 
 driver.set_active(CompileOnly())
 with compiling_only(threads=2):
@@ -107,7 +107,7 @@ def test_what_is_called_is_compiled_and_loaded_once_and_launched_only_afterwards
 def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
     done = run(BROKEN, tmp_path)
     assert done.returncode != 0
-    assert "nobody_knows_this" in done.stderr
+    assert "not_defined_anywhere" in done.stderr
 
 
 def test_a_kernel_cache_that_cannot_be_written_is_named(

@@ -280,7 +280,7 @@ def test_scores_are_of_what_a_grammar_allows_and_not_of_a_bias(device: str) -> N
     assert [id for id, _ in score.top] == [[3, 256, 1110][place] for place in order]
 
 
-# Nobody looks at scores of such rows, and the interpreter, by NumPy, says what they are.
+# The scores of such rows are not used; the interpreter computes them with NumPy.
 @pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

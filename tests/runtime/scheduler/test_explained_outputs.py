@@ -48,7 +48,7 @@ def test_preemptions_are_counted() -> None:
     assert sum(told) == bench.engine.requests.num_preemptions
 
 
-def test_a_request_that_never_ran_met_nobody() -> None:
+def test_a_request_that_never_ran_has_an_empty_mean_batch() -> None:
     bench = Bench(max_num_seqs=1)
     bench.add(request(1, prompt(4, 1), max_tokens=9), request(2, prompt(4, 30), max_tokens=9))
     bench.step(2)

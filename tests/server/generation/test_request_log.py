@@ -98,7 +98,7 @@ def test_a_streams_timings_come_with_its_finish(fake: FakeServer):
     assert chunks[-1]["choices"][0]["timings"]["mean_batch_size"] == 3.46
 
 
-def test_nobody_gets_timings_unasked(fake: FakeServer):
+def test_timings_are_sent_only_on_request(fake: FakeServer):
     assert "timings" not in ask(fake).json()["choices"][0]
     assert "timings" not in ask(fake, timings=False).json()["choices"][0]
 
@@ -259,7 +259,7 @@ def test_of_two_requests_of_one_id_the_newer_is_shown_and_outlives_the_older():
     assert len(log._by_id) == 3
 
 
-def test_nobody_without_an_id_is_found():
+def test_a_request_without_an_id_is_not_found():
     log = RequestLog()
     exchange.set({})
     log.begin("name", {}, dict)

@@ -65,7 +65,7 @@ def test_every_refused_parameter_is_listed_and_refused(route: str):
     assert not set(listed) & set(model.model_fields)
 
 
-def test_no_row_is_for_nobody():
+def test_every_row_applies_to_an_endpoint():
     for row in PARAMETERS + REFUSED:
         assert row["chat"] or row["completions"], row
         assert NAME.findall(row["parameter"]), row

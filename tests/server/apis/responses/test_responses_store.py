@@ -320,7 +320,7 @@ def test_a_background_response_that_the_store_has_no_room_for_is_refused(
     assert not fake.client().responses.create(**HELLO).model_extra["store"]  # type: ignore[index]
 
 
-def test_responses_go_when_nobody_has_used_them_for_long(database: ResponsesDatabase):
+def test_responses_unused_for_long_are_deleted(database: ResponsesDatabase):
     database.add(ME, response("old"), [])
     database.connection.execute("UPDATE responses SET used = used - 2000")
     database.add(ME, response("new"), [])
@@ -370,7 +370,7 @@ def test_a_process_hears_that_its_response_was_cancelled_or_deleted(database: Re
     assert total(database) == (0, 0)
 
 
-def test_two_processes_share_one_file_that_nobody_else_may_read(tmp_path: Path):
+def test_two_processes_share_one_file_that_only_its_owner_may_read(tmp_path: Path):
     path = tmp_path / "store"
     one, two = ResponsesDatabase(str(path), Limits()), ResponsesDatabase(str(path), Limits())
     one.add(ME, response("a"), [])
