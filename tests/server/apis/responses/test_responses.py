@@ -288,7 +288,7 @@ def test_the_tokens_of_an_input_can_be_counted_without_an_answer(fake: FakeServe
 
 
 def test_an_internal_error_ends_a_stream_with_an_error_event(
-    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     def broken(*_: object) -> bytes:
         raise RuntimeError("a seeded fault")
@@ -298,3 +298,9 @@ def test_an_internal_error_ends_a_stream_with_an_error_event(
     assert last["type"] == "error" and last["sequence_number"] == 2
     assert (last["code"], last["param"]) == ("internal_error", None)
     assert "seeded" not in last["message"]
+    # The server logs it after its last frame, perhaps after this test's fixture looks at the log.
+    deadline = time.monotonic() + 10
+    while not any(record.levelname == "ERROR" for record in caplog.records):
+        assert time.monotonic() < deadline, "the error was not logged"
+        time.sleep(0.01)
+    caplog.clear()
