@@ -133,12 +133,11 @@ def simulate(
     *,
     policy: str = "wavefill",
     target_ms: float = 0.0,
-    stalls: float = 0.0,
     cached: bool = False,
 ) -> Percentiles:
     """`traffic` on a warmed-up engine of `model`; `cached` if its requests share prefixes."""
     clock = SimulatedClock()
-    device = SimulatedDevice(clock, 1, stalls, model)
+    device = SimulatedDevice(clock, 1, model=model)
     config = structs.replace(model.config(LONGEST, target_ms), prefix_cache=cached)
     engine = Engine(config, VOCAB_SIZE, device, clock=clock)
     engine.scheduler = POLICIES[policy](engine.requests)

@@ -180,7 +180,7 @@ def test_ratios_are_ratios_and_objectives_are_buckets(prometheus: Prometheus) ->
         assert {option["value"] for option in objective["options"]} <= bounds
 
 
-def test_all_processes_of_a_server_are_told_apart(prometheus: Prometheus) -> None:
+def test_each_process_of_a_server_has_its_own_series(prometheus: Prometheus) -> None:
     query = {"match[]": "process_resident_memory_bytes"}
     assert set(prometheus.get("label/process/values", **query)) >= {"api", "engine", "launcher"}
 
