@@ -18,11 +18,14 @@ next ones make up for.  docs/scheduling.md derives the formula and shows what it
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
 from runtime.scheduler.step_time import StepTimes
+
+log = logging.getLogger("wavefill.scheduler")
 
 FIRST_TOKEN_WEIGHT = 20.0  # a first token may take so many times as long as the next ones
 HEADROOM = 1.25  # prompt tokens computed for each that arrives, so that the queue ends
@@ -110,6 +113,7 @@ class ChunkBudget:
         self._full_wave_sizes = resolved.full_wave_sizes
         self._times = times
         self._mix = mix
+        self._warned = False
         self._carried = 0.0  # prompt tokens that rounding has left for later steps
 
     def tokens(self, rows: int, kv_tokens: int, load: PrefillLoad) -> int:
@@ -130,11 +134,23 @@ class ChunkBudget:
             return min(room, 4 * self._chunk_shape.min_prefill_tokens)
         slack = self._size_within(rows + min(self._slack(rows, kv_tokens, load), load.num_tokens))
         if self._target_seconds:
+            self._warn_if_missed(rows, kv_tokens)
             return min(room, max(slack, self._min_size(rows)) - rows)
         needed = max(self._needed(rows, kv_tokens, load), self._chunk_shape.min_prefill_tokens)
         if needed >= load.num_tokens:
             return min(room, load.num_tokens)
         return min(room, max(self._even_size(needed, rows), slack) - rows)
+
+    def _warn_if_missed(self, rows: int, kv_tokens: int) -> None:
+        """Log, once, that the decode rows alone take longer than the target."""
+        seconds = self._times.decode_seconds(rows, kv_tokens)
+        if seconds > self._target_seconds and not self._warned:
+            self._warned = True
+            log.warning(
+                "--itl-target-ms %g cannot be kept: %d decode rows alone take %.1f ms a step; "
+                "raise it, or lower --max-num-seqs",
+                *(1000 * self._target_seconds, rows, 1000 * seconds),
+            )
 
     def _needed(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
         """sqrt(flow^2 + drain^2), in prompt tokens.

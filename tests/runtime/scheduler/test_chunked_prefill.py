@@ -265,6 +265,21 @@ def test_the_queue_is_worked_off_with_the_least_waiting_of_all() -> None:
     assert abs(tokens - best) < 0.05 * best
 
 
+def test_a_target_that_decode_rows_alone_exceed_is_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    load = PrefillLoad(1, 2000, 0, 0, 0)
+    kept = budget_of(learned(20.0, 20.0), target_ms=30.0)
+    missed = budget_of(learned(20.0, 20.0), target_ms=15.0)
+    for _ in range(3):
+        assert kept.tokens(100, 1, load) > 0
+    assert not caplog.records
+    for _ in range(3):
+        assert missed.tokens(100, 1, load) >= GPU.min_prefill_tokens  # the prompt goes on
+    [record] = caplog.records
+    assert "--itl-target-ms 15 cannot be kept: 100 decode rows" in record.getMessage()
+
+
 def test_cached_prompt_tokens_do_not_count_as_computed() -> None:
     mix = RequestMix()
     assert (mix.computed_per_generated(0), mix.computed_share) == (0.0, 1.0)
