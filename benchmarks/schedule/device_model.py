@@ -20,6 +20,7 @@ from msgspec import structs
 
 from benchmarks.schedule.host_step import MAX_TOKENS, fake_config
 from runtime.config import ResolvedConfig
+from runtime.messages import GraphCounts
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.scheduler.step_time import StepLoad
 from runtime.startup.engine_spec import TILE, full_wave_sizes
@@ -174,6 +175,7 @@ class SimulatedDevice:
     def __init__(
         self, clock: SimulatedClock, seed: int, stalls: float = 0.0, model: DeviceModel = H100
     ) -> None:
+        self.graph_counts = GraphCounts()  # it has no graphs
         self._clock = clock
         self._rng = random.Random(seed)
         self._stalls = stalls

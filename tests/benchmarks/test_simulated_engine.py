@@ -12,7 +12,8 @@ from runtime.messages import EngineRequest, SamplingParams
 def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> None:
     loaded = load(EngineConfig(model="none", max_model_len=64), lambda phase, done, total: None)
     assert loaded.ready.max_model_len == loaded.resolved.max_model_len == 64
-    engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+    graphs = loaded.executor.graph_counts  # as the engine process does
+    engine = Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor, graphs=graphs)
     for id in range(3):
         engine.add(EngineRequest(id, 0, [5] * 20, SamplingParams(max_tokens=id + 1)))
     tokens: dict[int, list[int]] = {id: [] for id in range(3)}
