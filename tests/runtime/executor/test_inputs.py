@@ -10,9 +10,8 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from model_zoo.inputs import ModelInput
 from runtime.executor.inputs import build_input
-from runtime.executor.prompt_outputs import PromptOutputs
 from runtime.executor.slots import SlotTables
-from runtime.messages import PoolingParams, SamplingParams
+from runtime.messages import SamplingParams
 from runtime.scheduler.batch import LAST, Batch, NewRow, make_batch
 
 CPU = torch.device("cpu")
@@ -126,23 +125,3 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
         assert meta.slot_mapping.tolist() == wanted
         for row, slot in enumerate(rows):
             assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
-
-
-def test_all_states_are_wanted_of_prompts_that_run_and_not_of_those_that_were_given_up() -> None:
-    prompts = PromptOutputs()
-    mean = SamplingParams(0, pooling=PoolingParams("mean"))
-    scored = SamplingParams(4, prompt_logprobs=1)
-    rows = [NewRow(0, mean, 0, 9, []), NewRow(1, scored, 0, 5, []), NewRow(2, PARAMS, 0, 4, [])]
-    first = make_batch(
-        [0, 1, 2], [0] * 3, [4] * 3, [7] * 12, [1] * 3, [3, 4, 5], [False, False, True], 0, rows
-    )
-    assert prompts.needs_all_hidden_states(first), "of sequences that are new"
-    for row in rows:
-        prompts.reset(row)
-    assert prompts.needs_all_hidden_states(first)
-    of_mean, of_scored, plain = (
-        make_batch([slot], [4], [1], [7], [1], [6 + slot], [True]) for slot in (0, 1, 2)
-    )
-    assert prompts.needs_all_hidden_states(of_mean) and prompts.needs_all_hidden_states(of_scored)
-    assert not prompts.needs_all_hidden_states(plain), "though the others lie in their slots"
-    assert not prompts.needs_all_hidden_states(make_batch([1], [5], [1], [7], [1], [8], [True]))
