@@ -302,3 +302,18 @@ def test_only_the_row_whose_chunk_is_not_finite_is_said_to_be_unusable(where: Wh
     )
     executor.forward(batch)
     assert set(executor.sample(batch).wait().errors) == {1}
+
+
+def test_a_row_whose_logits_are_not_finite_has_no_log_probabilities(where: Where) -> None:
+    executor = make_engine(where, StrictModel(poison=60))._executor
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=1)
+    new_rows = [NewRow(slot, params, 0, 2, []) for slot in (0, 1)]
+    batch = make_batch(
+        [0, 1], [0, 0], [2, 2], [1, 60, 3, 4], [1, 1], [0, 1], [True, True], 0, new_rows
+    )
+    executor.forward(batch)
+    output = executor.sample(batch).wait()
+    assert set(output.errors) == {0} and output.logprobs is not None
+    spoiled, [score] = output.logprobs[0], output.logprobs[1] or []
+    assert spoiled is None
+    assert score.logprob == pytest.approx(logits_after([3, 4]).log_softmax(-1).max().item())

@@ -264,6 +264,12 @@ def test_of_equally_likely_tokens_those_of_the_least_ids_are_told(device: str) -
     assert drawn.ranks.tolist() == [1], "none is likelier than the first three"
 
 
+def test_more_alternatives_than_there_are_tokens_are_all_of_the_tokens(device: str) -> None:
+    logits = noise(1, vocab=40)
+    drawn = one(device, params(temperature=0, logprobs=2**40, logit_bias={7: 1.0}), logits, {})[1]
+    assert scores_of(drawn).top_ids.tolist() == [likeliest(logits[0], None, 40)]
+
+
 def test_scores_are_of_what_a_grammar_allows_and_not_of_a_bias(device: str) -> None:
     logits = noise(1)
     flags = np.zeros(VOCAB, dtype=np.bool_)
