@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from runtime.messages import SamplingParams
+from runtime.sampling import torch_sampler as torch_sampler_module
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.rng import philox, uniform
 from runtime.sampling.sampler import AllowedMasks, SamplerOutput
@@ -230,6 +231,15 @@ def test_a_slot_that_starts_over_forgets_its_counts_and_bias() -> None:
     assert draw_all(logits, slots, [1]).tokens.tolist() == [2]
 
 
+def test_a_slot_that_starts_over_draws_the_numbers_of_its_new_seed() -> None:
+    logits, slots = torch.zeros(1, VOCAB), fill([(params(), 1, [0], 1)])
+    draw_all(logits, slots, [1])
+    slots.reset([NewRow(0, params(), 2, 1, [])])
+    drawn = [draw_all(logits, slots, [place]).tokens.item() for place in range(1, 9)]
+    fresh = fill([(params(), 2, [0], 1)])
+    assert drawn == [draw_all(logits, fresh, [place]).tokens.item() for place in range(1, 9)]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_logits_that_are_not_finite_spoil_only_their_own_row(
@@ -313,3 +323,31 @@ def test_logprobs_are_those_of_the_model_before_any_change() -> None:
     assert [token for token, _ in first.top] == raw[0].argsort(descending=True)[:3].tolist()
     assert last.logprob == pytest.approx(raw[2, drawn.tokens[2]].item(), abs=1e-5)
     assert last.top == []
+
+
+def test_scores_are_of_their_own_rows_however_few_rows_are_sampled_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch_sampler_module, "CHUNK_LOGITS", 2 * VOCAB)
+    logits = torch.randn(5, VOCAB, generator=torch.Generator().manual_seed(6))
+    rows = [(params(temperature=0, logprobs=place % 3), 0, [0], 1) for place in range(5)]
+    drawn = draw_all(logits, fill(rows), [1] * 5)
+    assert drawn.scores is not None
+    scores = dict(
+        zip(drawn.scored, token_logprobs(drawn.scores.tensors(), drawn.widths), strict=True)
+    )
+    expected = logits.log_softmax(-1).max(dim=-1).values
+    for row in range(5):
+        assert scores[row].logprob == pytest.approx(expected[row].item(), abs=1e-5)
+        assert len(scores[row].top) == row % 3
+
+
+def test_a_row_with_a_grammar_may_end_before_min_tokens_and_another_may_not() -> None:
+    wanted = params(temperature=0, min_tokens=9, stop_ids=(5,))
+    logits = torch.zeros(2, VOCAB)
+    logits[:, [5, 6]] = torch.tensor([3.0, 2.0])
+    flags = np.isin(np.arange(VOCAB), [5, 6])
+    allowed = AllowedMasks(np.array([1]), np.packbits(flags, bitorder="little")[None])
+    slots = fill([(wanted, 0, [0], 1)] * 2)
+    drawn = slots.sample_slots(logits, np.arange(2), np.ones(2, np.int64), allowed)
+    assert drawn.tokens.tolist() == [6, 5]
