@@ -36,6 +36,8 @@ class ChatAnswer:
         self._tokenizer = state.tokenizer
         self._body = body
         self._model_ends = eos_ids_of(body, state.tokenizer)
+        # Chunks have more than text: log-probabilities, token ids or usage of their RequestOutput.
+        self._detailed = bool(body.logprobs or body.return_token_ids or body.continuous_usage)
         self._generation = generation
         self._head: dict[str, object] = {
             "id": f"chatcmpl-{generation.name}",
@@ -152,7 +154,7 @@ class ChatAnswer:
         deltas, scored = parsed.deltas, parsed.scored
         if body.include_reasoning is False:
             deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
-        if not (body.logprobs or body.return_token_ids or body.continuous_usage):
+        if not self._detailed:
             return b"".join(
                 [
                     content.of(delta.text)

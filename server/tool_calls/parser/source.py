@@ -102,8 +102,11 @@ class TextSource:
 
     def copy_all(self, sink: Sink) -> Reader[None]:
         """Pass on the text to its end."""
-        while (yield from self.peek()):
-            sink(self.take(len(self._text)))
+        while not self.exhausted():
+            if self._pos < len(self._text):
+                sink(self.take(len(self._text)))
+            else:
+                yield
 
     def copy(self, stop: re.Pattern[str], sink: Sink, limit: int = 1 << 62) -> Reader[None]:
         """Pass on what comes before the first match of a one-character pattern, up to `limit`."""
