@@ -9,9 +9,13 @@ steps that are as even as the work allows:
     drain   the prompt tokens with which the waiting prompts and the decode rows wait least until
             the queue is empty
     slack   the prompt tokens that lengthen the step by less than is noticed
+    even    the prompt tokens of each step if the prompts of all requests there are, computed ones
+            included, were spread over the length of an answer
 
-A step takes the larger of sqrt(flow^2 + drain^2) and slack.  `--itl-target-ms` takes the place of
-all three: it is how long a step may take.  Times are those that StepTimes has learned.  Sizes are
+A step takes the larger of sqrt(flow^2 + drain^2) and slack.  The root takes no more than flow,
+drain and even, whichever is largest: requests that started close together end close together, and
+their clients send the next prompts as one queue again.  `--itl-target-ms` takes the place of all
+four: it is how long a step may take.  Times are those that StepTimes has learned.  Sizes are
 rounded to those whose GEMMs fill the device (`full_wave_sizes`), and what one step rounds off, the
 next ones make up for.  docs/scheduling.md derives the formula and shows what it does.
 """
@@ -19,6 +23,7 @@ next ones make up for.  docs/scheduling.md derives the formula and shows what it
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
@@ -49,6 +54,7 @@ class PrefillLoad(NamedTuple):
     context_len: int  # computed tokens of the longest context that is prefilling
     longest: int  # tokens that one of those with a slot has left, at most
     known_tokens: int  # of the decode rows, on the host
+    num_computed: int = 0  # tokens of those prompts that were computed, not cached
 
 
 class ChunkShape(NamedTuple):
@@ -69,7 +75,7 @@ class RequestMix:
 
     def __init__(self) -> None:
         # Of those that finished lately.
-        self._prompt = self._computed = self._generated = 0.0
+        self._prompt = self._computed = self._generated = self._finished = 0.0
         # Of the decode rows.
         self._rows_prompt = self._rows_computed = 0
 
@@ -79,6 +85,7 @@ class RequestMix:
         self._prompt = keep * self._prompt + prompt
         self._computed = keep * self._computed + prompt - cached
         self._generated = keep * self._generated + generated
+        self._finished = keep * self._finished + 1
 
     def count_row(self, prompt: int, cached: int, sign: int = 1) -> None:
         """A request decodes from now on; with `sign` -1, it no longer does."""
@@ -96,6 +103,17 @@ class RequestMix:
         finished = self._computed / self._generated
         generated = self._generated + known_tokens - self._rows_prompt
         return min(finished, (self._computed + self._rows_computed) / max(generated, 1.0))
+
+    def computed_per_step(self, prefilling_tokens: int) -> float:
+        """Prompt tokens of a step, if all requests there are were spread over one answer's steps.
+
+        prefilling_tokens: of the prompts that do not decode yet.  The decode rows' own prompts are
+        known, other than the mix of those that finished: it is not out of date when loads change.
+        """
+        if not self._generated:
+            return 0.0
+        steps = max(self._generated / self._finished, 1.0)
+        return (self._rows_computed + prefilling_tokens) / steps
 
     @property
     def computed_share(self) -> float:
@@ -153,7 +171,7 @@ class ChunkBudget:
             )
 
     def _needed(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
-        """sqrt(flow^2 + drain^2), in prompt tokens.
+        """sqrt(flow^2 + drain^2), but at most the largest of flow, drain and even: prompt tokens.
 
         A step of p tokens that take t seconds each, with decode rows that alone take d seconds,
         lets `rows` next tokens wait d + p t; the queue of n prompts and w tokens, one after the
@@ -162,9 +180,11 @@ class ChunkBudget:
         p = sqrt((n + 1) / 2 w d / (t rows FIRST_TOKEN_WEIGHT)).
         """
         flow = HEADROOM * self._mix.computed_per_generated(load.known_tokens) * rows
+        even = HEADROOM * self._mix.computed_per_step(load.num_tokens + load.num_computed)
         decode = self._times.decode_seconds(rows, kv_tokens)
         waiting = (load.num_prompts + 1) / 2 * load.num_tokens * decode / self._times.per_token
-        return (flow * flow + waiting / (rows * FIRST_TOKEN_WEIGHT)) ** 0.5
+        drain = math.sqrt(waiting / (rows * FIRST_TOKEN_WEIGHT))
+        return max(flow, drain, min(math.hypot(flow, drain), even))
 
     def _slack(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
         """Prompt tokens with which the step takes no longer than the target, or is noticed."""

@@ -171,6 +171,7 @@ class Scheduler:
             max([sequence.num_computed_tokens for sequence in prefilling], default=0),
             max([sequence.num_new_tokens for sequence in prefilling], default=0),
             int(np.add.reduce(decoding.known[decoding.slots])),
+            sum(max(one.num_computed_tokens - one.num_cached_tokens, 0) for one in prefilling),
         )
         return self.chunks.tokens(builder.decoding.num_tokens, builder.kv_tokens, load)
 
