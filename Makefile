@@ -6,7 +6,10 @@ BIN := .venv/bin
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 
-.PHONY: serve test test-slow test-all test-clients test-pages test-deploy lint format clean
+# The target of the Dockerfile that `make image` builds: cuda or cpu.
+TARGET ?= cuda
+
+.PHONY: serve test test-slow test-all test-clients test-pages test-deploy lint format image lock manifests clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
@@ -29,8 +32,9 @@ test-pages: .venv/pages.stamp
 	$(BIN)/pytest tests/pages
 
 # What deploy/ and docs/replicas.md say, by the programs they are for; skips name those that lack.
-test-deploy: .venv/test.stamp
-	$(BIN)/pytest -rs tests/deploy tests/test_deploy.py
+# With PIP_EXTRA_ARGS, which says where PyTorch's CPU build is, the image is built and run as well.
+test-deploy: .venv/deploy.stamp
+	$(BIN)/pytest -rs tests/deploy tests/test_deploy*.py
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
@@ -40,6 +44,19 @@ lint: .venv/test.stamp
 format: .venv/test.stamp
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The container image, with its labels; ARGS are options of the build.
+image:
+	sh deploy/image/build.sh $(TARGET) $(ARGS)
+
+# The lock files of the image.  ARGS=--upgrade takes the newest versions; CPU says where PyTorch's
+# CPU build is, such as CPU="--find-links DIRECTORY".
+lock: .venv/lock.stamp
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python deploy/image/lock.py --cpu="$(CPU)" $(ARGS)
+
+# deploy/kubernetes/*.yaml from deploy/helm.
+manifests: .venv/deploy.stamp
+	$(BIN)/python deploy/kubernetes/render.py
 
 clean:
 	rm -rf .venv build dist
@@ -56,6 +73,14 @@ clean:
 
 .venv/test.stamp: .venv/serve.stamp
 	$(BIN)/pip install --quiet -e '.[test]'
+	touch $@
+
+.venv/deploy.stamp: .venv/test.stamp
+	$(BIN)/pip install --quiet -e '.[test,deploy]'
+	touch $@
+
+.venv/lock.stamp: .venv/serve.stamp
+	$(BIN)/pip install --quiet -e '.[lock]'
 	touch $@
 
 .venv/clients.stamp: .venv/test.stamp
