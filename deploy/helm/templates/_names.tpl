@@ -1,0 +1,57 @@
+{{- define "wavefill.name" -}}
+{{- if contains "wavefill" .Release.Name -}}
+{{- .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-wavefill" .Release.Name | trunc 63 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "wavefill.selector" -}}
+app.kubernetes.io/name: wavefill
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "wavefill.labels" -}}
+{{ include "wavefill.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{- define "wavefill.claim" -}}
+{{- .Values.data.existingClaim | default (printf "%s-data" (include "wavefill.name" .)) -}}
+{{- end -}}
+
+{{- define "wavefill.image" -}}
+{{- with .Values.image -}}
+{{- if .digest -}}{{ .repository }}@{{ .digest }}{{- else -}}{{ .repository }}:{{ .tag }}{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the schema cannot say. */ -}}
+{{- define "wavefill.check" -}}
+{{- $many := or (gt (int .Values.replicas) 1) .Values.autoscaling.enabled -}}
+{{- if and $many (not .Values.data.existingClaim) (not (has "ReadWriteMany" .Values.data.accessModes)) -}}
+{{- fail (printf "data.accessModes %v lets pods of one node only mount the models: with more than one replica, set data.accessModes={ReadWriteMany}, or data.existingClaim" .Values.data.accessModes) -}}
+{{- end -}}
+{{- if and (has (toString .Values.maxSurge) (list "0" "0%")) (has (toString .Values.maxUnavailable) (list "0" "0%")) -}}
+{{- fail "maxSurge and maxUnavailable are both 0, so that no rollout could begin: set one of them to 1" -}}
+{{- end -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
+{{- fail (printf "autoscaling.minReplicas %d is more than autoscaling.maxReplicas %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* The server checks the header Host where --allowed-hosts is set; localhost is always one. */ -}}
+{{- define "wavefill.probe" -}}
+path: {{ . }}
+port: http
+httpHeaders: [{name: Host, value: localhost}]
+{{- end -}}
+
+{{- define "wavefill.resources" -}}
+{{- $all := deepCopy .Values.resources -}}
+{{- if .Values.gpus -}}
+{{- $_ := set $all "limits" (merge (dict "nvidia.com/gpu" (int .Values.gpus)) ($all.limits | default dict)) -}}
+{{- end -}}
+{{- toYaml $all -}}
+{{- end -}}

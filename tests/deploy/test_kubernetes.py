@@ -1,0 +1,154 @@
+"""The Helm chart is rendered by Helm, and what comes out is checked by Kubernetes' own schemas."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+VALUES = sorted(KUBERNETES.glob("values/*.yaml"))
+CUSTOM = {"ScaledObject", "ServiceMonitor"}  # whose schemas come with their operators
+OLDEST = "1.27"  # of Chart.yaml
+
+
+@pytest.fixture(scope="session")
+def render() -> ModuleType:
+    if shutil.which("helm") is None:
+        pytest.importorskip("helm_python", reason="no helm: pip install -e '.[deploy]'")
+    spec = importlib.util.spec_from_file_location("kubernetes_render", KUBERNETES / "render.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_a_plain_manifest_is_what_the_chart_renders(render: ModuleType, values: Path) -> None:
+    """If not: `make manifests`."""
+    assert (KUBERNETES / values.name).read_text() == render.text(values)
+
+
+def problems(document: dict[str, Any], version: str) -> str:
+    """What Kubernetes' schema of a version has against an object; empty if nothing."""
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[deploy]'")
+    try:
+        validator.validate(document, version, strict=True)
+    except validator.ValidationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("version", [OLDEST, "1.34"])
+@pytest.mark.parametrize("values", VALUES, ids=lambda path: path.stem)
+def test_the_objects_follow_the_schemas_of_kubernetes(values: Path, version: str) -> None:
+    documents = list(yaml.safe_load_all((KUBERNETES / values.name).read_text()))
+    own = [document for document in documents if document["kind"] not in CUSTOM]
+    assert len(own) == 4
+    for document in own:
+        assert problems(document, version) == "", document["kind"]
+
+
+def test_the_schemas_see_a_misspelt_key() -> None:
+    deployment = next(yaml.safe_load_all((KUBERNETES / "cpu.yaml").read_text()))
+    container = deployment["spec"]["template"]["spec"]["containers"][0]
+    container["startupProbe"]["periodSecond"] = 1
+    assert "periodSecond" in problems(deployment, OLDEST)
+
+
+EVERYTHING: dict[str, Any] = {
+    "args": ["--max-model-len", "32k"],
+    "env": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}],
+    "image": {"digest": "sha256:" + "0" * 64, "pullSecrets": ["registry"]},
+    "resources": {"requests": {}, "limits": {}},
+    "apiKeySecret": "keys",
+    "huggingFaceSecret": "hub",
+    "data": {"existingClaim": "models"},
+    "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "autoscaling": {"enabled": True},
+    "podLabels": {"team": "a"},
+    "podAnnotations": {"c": "d"},
+    "nodeSelector": {"gpu": "h100"},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}},
+    "runtimeClassName": "nvidia",
+}
+
+
+def test_every_value_arrives_in_an_object(render: ModuleType) -> None:
+    documents = render.documents(EVERYTHING)
+    kinds = {document["kind"]: document for document in documents}
+    assert "PersistentVolumeClaim" not in kinds, "there is one already"
+    for document in documents:
+        if document["kind"] not in CUSTOM:
+            assert problems(document, OLDEST) == "", document["kind"]
+    pod = kinds["Deployment"]["spec"]["template"]
+    container = pod["spec"]["containers"][0]
+    assert container["image"] == "wavefill@sha256:" + "0" * 64
+    assert container["args"][-4:] == ["--api-key-file", "/keys/keys", "--max-model-len", "32k"]
+    assert [variable["name"] for variable in container["env"]] == ["HF_TOKEN", "HTTPS_PROXY"]
+    assert container["resources"]["limits"] == {"memory": "32Gi", "nvidia.com/gpu": 1}
+    assert pod["metadata"]["labels"]["team"] == "a" and pod["metadata"]["annotations"]["c"] == "d"
+    for name in ("nodeSelector", "tolerations", "affinity", "runtimeClassName"):
+        assert pod["spec"][name] == EVERYTHING[name]
+    assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    assert kinds["Service"]["spec"]["type"] == "LoadBalancer"
+    assert kinds["ServiceMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"replicas": 2}, "data.accessModes={ReadWriteMany}"),
+        ({"autoscaling": {"enabled": True}}, "data.accessModes={ReadWriteMany}"),
+        ({"maxUnavailable": 0}, "maxSurge and maxUnavailable are both 0"),
+        ({"autoscaling": {"minReplicas": 9}}, "minReplicas 9 is more than"),
+        ({"replica": 2}, "replica"),
+        ({"args": ["--port", "1"]}, "args"),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_work_are_refused_with_their_name(
+    render: ModuleType, wrong: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        render.template(wrong)
+    assert message in str(refused.value)
+
+
+def test_helm_finds_nothing_wrong_with_the_chart() -> None:
+    if helm := shutil.which("helm"):
+        command = [helm, "lint", "--strict", str(DEPLOY / "helm")]
+        ran = subprocess.run(command, capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout
+    else:
+        helm_python = pytest.importorskip("helm_python", reason="pip install -e '.[deploy]'")
+        result = helm_python.lint(str(DEPLOY / "helm"), {}, strict=True)
+        assert not result["errors"], result
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed: apt-get install systemd")
+    text = (DEPLOY / "wavefill.service").read_text()
+    installed = text.replace("/opt/wavefill/bin/wavefill", sys.executable)
+    assert installed != text
+    unit = tmp_path / "wavefill.service"
+
+    def verdict(content: str) -> str:
+        unit.write_text(content)
+        command = [analyze, "verify", "--man=no", str(unit)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60).stderr
+
+    assert verdict(installed) == ""
+    assert "KillMood" in verdict(installed.replace("KillMode", "KillMood")), "it sees a mistake"
