@@ -49,10 +49,12 @@ PEAK = "cat /sys/fs/cgroup/memory.peak /sys/fs/cgroup/memory/memory.max_usage_in
 class Container:
     """One container of the image, in the host's network."""
 
-    def __init__(self, image: str, options: list[str], memory: str) -> None:
-        self.name = f"wavefill-check-{os.getpid()}-{memory}"
+    def __init__(self, memory: str) -> None:
+        self.name, self.memory = f"wavefill-check-{os.getpid()}-{memory}", memory
+
+    def start(self, image: str, options: list[str]) -> None:
         # A volume without a name, which is removed with the container.
-        self.command("run", "-d", "--name", self.name, "--network", "host", "--memory", memory,
+        self.command("run", "-d", "--name", self.name, "--network", "host", "--memory", self.memory,
                      "-e", f"WAVEFILL_PORT={PORT}", "-e", "WAVEFILL_HOST=127.0.0.1",
                      "-e", f"WAVEFILL_DRAIN_SECONDS={DRAIN}",
                      "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL",
@@ -92,11 +94,12 @@ class Container:
 
 @contextlib.contextmanager
 def container(image: str, options: list[str], memory: str = MEMORY) -> Iterator[Container]:
-    started = Container(image, options, memory)
+    one = Container(memory)
     try:
-        yield started
+        one.start(image, options)
+        yield one
     finally:
-        started.remove()
+        one.remove()  # also one that was made and could not start
 
 
 def connect() -> http.client.HTTPConnection:
@@ -302,10 +305,13 @@ def main() -> int:
         print(f"  {word:4}  {name:18}{result}", flush=True)
         return word == "ok"
 
-    with container(image, options) as running:
-        for name, check in CHECKS.items():
-            if not say(name, check, running) and name == "health check":
-                break
+    try:
+        with container(image, options) as running:
+            for name, check in CHECKS.items():
+                if not say(name, check, running) and name == "health check":
+                    break
+    except AssertionError as error:
+        raise SystemExit(f"  FAIL  {'start':18}{error}") from None
     say("160 MB of memory", too_little_memory, image, options)
     print(f"{image}: " + ("all checks passed" if not failed else f"{failed} checks failed"))
     return 1 if failed else 0
