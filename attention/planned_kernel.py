@@ -10,6 +10,7 @@ import torch
 
 from attention.backend import Shape
 from attention.common.kernel_inputs import KernelInputs
+from attention.decode.decode_hopper_config import hopper_decode_config
 from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
@@ -64,17 +65,22 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
     """The decode kernel of this name, for rows with q_len up to max_q_len."""
     queries = shape.group * max_q_len
     if name == "decode_hopper":
-        from attention.decode.decode_hopper import decode_hopper, hopper_decode_config
+        from attention.decode.decode_hopper import decode_hopper
 
-        config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
-        small = config.registers <= DECODE_CTAS_REGISTERS and shape.kv_dtype.itemsize > 1
-        decode_ctas_per_sm = DECODE_CTAS_PER_SM if small and shape.kv_heads > FEW_HEADS else 0
-        return PlannedKernel(name, decode_hopper, queries, config.block_n, 1, decode_ctas_per_sm)
+        return hopper_decode_kernel(decode_hopper, shape, queries)
     from attention.decode.decode import decode, decode_config
 
     config = decode_config(shape.head_dim, shape.dtype, queries, shape.kv_dtype)
     most = FEW_HEADS_CTAS_PER_SM if shape.kv_heads <= FEW_HEADS else config.ctas_per_sm
     return PlannedKernel(name, decode, queries, config.block_n, min(config.ctas_per_sm, most))
+
+
+def hopper_decode_kernel(run: Callable[..., None], shape: Shape, queries: int) -> PlannedKernel:
+    """decode_hopper's grid and tile for `queries` packed queries a row; `run` launches it."""
+    config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
+    small = config.registers <= DECODE_CTAS_REGISTERS and shape.kv_dtype.itemsize > 1
+    decode_ctas_per_sm = DECODE_CTAS_PER_SM if small and shape.kv_heads > FEW_HEADS else 0
+    return PlannedKernel("decode_hopper", run, queries, config.block_n, 1, decode_ctas_per_sm)
 
 
 def decode_spec(

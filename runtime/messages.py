@@ -1,7 +1,7 @@
 """The messages between an API process and the engine process.
 
-    API process  --  Hello, Request, Abort     -->  engine
-    engine       --  Progress, Ready, StepOutput -->  API process
+    API process  --  Hello, Request, Abort, Observe        -->  engine
+    engine       --  Progress, Ready, StepOutput, Snapshot -->  API process
     launcher     --  EngineDown                -->  API process
 
 Every message is a msgspec Struct, encoded as a MessagePack array.  Times are `time.monotonic()`
@@ -97,12 +97,28 @@ class Hello(Struct, frozen=True, array_like=True, tag="hello"):
     client: int
 
 
+class Observe(Struct, frozen=True, array_like=True, tag="observe"):
+    """What an API process adds to the dashboard; see docs/dashboard.md.
+
+    `watching`: a page is open at this process, so all API processes get a Snapshot.
+    `share` is what they are to know of this process's requests; the engine passes it on unread.
+    """
+
+    client: int
+    watching: bool
+    share: bytes = b""
+
+
 class TokenLogprob(Struct, frozen=True, array_like=True):
     """Natural log-probability of one token, and the most likely alternatives at its position."""
 
     logprob: float
     rank: int  # 1 for the most likely token
     top: list[tuple[int, float]]  # (token id, logprob), most likely first
+
+
+# When, and the tokens of the chunk of prefill that was scheduled then; 0: it was preempted.
+SequenceEvent = tuple[float, int]
 
 
 class RequestOutput(Struct, frozen=True, array_like=True):
@@ -121,6 +137,7 @@ class RequestOutput(Struct, frozen=True, array_like=True):
     preemptions: int = 0  # in the last output only, as is mean_batch
     mean_batch: float = 0.0  # mean rows a step, from its first step to its last
     is_request_error: bool = False  # with `error`: the request is invalid
+    events: list[SequenceEvent] = []  # in the last output only
 
 
 # Upper edges of the histogram buckets of steps in Stats; one more bucket takes the rest.
@@ -181,6 +198,91 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     tokens: bytes = b""
 
 
+class SequenceState(Struct, frozen=True, array_like=True):
+    """A sequence in the engine, for the dashboard."""
+
+    id: int
+    state: Literal["waiting", "prefill", "decode", "held"]
+    prompt_tokens: int
+    cached_tokens: int
+    computed_tokens: int
+    known_tokens: int  # of prompt and answer
+    num_pages: int
+    preemptions: int
+    events: list[SequenceEvent]
+
+
+class PageMap(Struct, frozen=True, array_like=True):
+    """The KV pages in the order of their memory, in cells of as many pages each.
+
+    `runs` are pairs of a kind and the number of consecutive cells of it: FREE, CACHED, SHARED, or
+    FIRST_OWNER + i for pages that belong to sequence i alone.  A cell is of the kind that most of
+    its pages are of.
+    """
+
+    pages_per_cell: int
+    runs: list[int]
+    free: int  # pages without content, and
+    cached: int  # with content that a prefix may hit; both may be taken by any sequence
+    shared: int  # by several sequences
+    owned: int  # by one
+
+
+FREE, CACHED, SHARED, FIRST_OWNER = range(4)
+
+
+class StepSample(Struct, frozen=True, array_like=True):
+    """The time of a step, and what it depends on: see runtime/scheduler/step_time.py."""
+
+    seconds: float
+    rows: int
+    prompt_tokens: int
+    kv_tokens: int
+    pairs: float
+
+
+class PlanPicture(Struct, frozen=True, array_like=True):
+    """A split plan of the rows that decode.  Times are in blocks of KV that a program reads."""
+
+    planner: str
+    makespan: float
+    combine: float
+    # Of each program: row, eighths of a block, row, eighths of a block, ...
+    programs: list[list[int]]
+
+
+class WavePicture(Struct, frozen=True, array_like=True):
+    """What each program of a decode step reads, and what FlashAttention-3's rule would let it."""
+
+    device: str
+    runs_here: bool  # False: it is the plan that this GPU would get
+    sms: int
+    programs: int
+    block: int  # tokens
+    block_us: float
+    lower_bound: float  # of every plan's makespan
+    rows: list[int]  # the request of each row
+    kv_tokens: list[int]  # of each row
+    plan: PlanPicture
+    fa3: PlanPicture
+
+
+class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
+    """The engine at one moment, for dashboards; sent while one is open."""
+
+    at: float
+    stats: Stats
+    sequences: list[SequenceState]  # those with a slot, whose place numbers them in `pages`;
+    waiting: list[SequenceState]  # and the first of those that wait
+    pages: PageMap
+    steps: list[StepSample]  # the last ones
+    # Seconds of a step, of a decode row, a prompt token, a token of KV and a pair; () if unknown.
+    weights: tuple[float, ...]
+    wave: WavePicture | None  # None: no row decodes, or there is no plan for this model
+    shares: list[tuple[int, bytes]]  # of API processes, by index
+    build_seconds: float  # that it took to make this
+
+
 DOWNLOAD = "download"  # the phase of Progress whose numbers are bytes
 
 
@@ -226,5 +328,5 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     epoch: int | None = None  # of the engine that ended: a newer one may have sent Ready already
 
 
-ToEngine = Hello | EngineRequest | Abort
-FromEngine = StepOutput | Progress | Ready | EngineDown
+ToEngine = Hello | EngineRequest | Abort | Observe
+FromEngine = StepOutput | Progress | Ready | EngineDown | Snapshot

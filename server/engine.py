@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Progress, Ready, SamplingParams, Stats
+from runtime.messages import Progress, Ready, SamplingParams, Snapshot, Stats
 
 EngineState = Literal[
     "loading",  # it starts, for the first time or again
@@ -26,6 +27,9 @@ class Engine(Protocol):
     def down(self) -> str | None: ...
     @property
     def stats(self) -> Stats: ...
+
+    on_snapshot: Callable[[Snapshot], None] | None
+
     @property
     def pending(self) -> int: ...
     def unhealthy(self) -> str | None: ...
@@ -33,6 +37,7 @@ class Engine(Protocol):
         self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
     ) -> Mailbox: ...
     def abort(self, id: int) -> None: ...
+    def observe(self, share: bytes, *, watching: bool) -> None: ...
     def close(self) -> None: ...
 
 

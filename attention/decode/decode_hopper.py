@@ -21,7 +21,6 @@ tensors.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -40,6 +39,11 @@ from attention.common.hopper import cta_barrier, tma_desc, write_partial
 from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E, M_INIT
 from attention.decode.combine import combine
+from attention.decode.decode_hopper_config import (
+    LARGE_TILE,
+    HopperDecodeConfig,
+    hopper_decode_config,
+)
 from attention.decode.decode_hopper_load import load_work_tiles, read_work_tile
 from attention.decode.decode_hopper_tile import (
     add_values,
@@ -54,7 +58,7 @@ from attention.decode.decode_hopper_tile import (
 from attention.kv_pool import FP8
 from attention.planner.split_plan import SplitPlan
 
-LARGE = gl.constexpr(32 * 128)  # elements of a tile of queries; a larger one has smaller blocks
+LARGE = gl.constexpr(LARGE_TILE)  # as a constant of the kernel
 
 
 @gluon.jit
@@ -160,42 +164,10 @@ def _decode_hopper(
     )  # fmt: skip
 
 
-RING_BYTES = 64 << 10  # of float8 K and V in flight per SM, enough to saturate the bandwidth
-
-
-@dataclass(frozen=True, slots=True)
-class HopperDecodeConfig:
-    """Tile size and compile options."""
-
-    block_n: int
-    stages: int
-    registers: int  # per thread
-
-
-def hopper_decode_config(head_dim: int, queries: int, item_bytes: int = 2) -> HopperDecodeConfig:
-    """The configuration for tiles of `queries` packed rows, by measurement on an H100.
-
-    item_bytes: of a stored element
-    """
-    small = head_dim <= 128 and queries <= 16
-    registers = 128 if small else 240
-    block_d = max(64, triton.next_power_of_2(head_dim))
-    if max(16, triton.next_power_of_2(queries)) * block_d > LARGE.value:
-        # Queries and output take the registers of the scores; as many bytes are in flight.
-        return HopperDecodeConfig(32, stages=4 if item_bytes == 2 else 8, registers=registers)
-    if item_bytes == 2:
-        return HopperDecodeConfig(64, stages=2, registers=registers)
-    # As many bytes per block as for 16 bits, where registers suffice.
-    block_n = 128 if small else 64
-    return HopperDecodeConfig(
-        block_n, stages=RING_BYTES // (2 * block_n * block_d), registers=registers
-    )
-
-
 def most_queries(head_dim: int) -> int:
     """Packed rows of the largest tile that the registers hold."""
     across = max(64, 1 << (head_dim - 1).bit_length())
-    return 2 * LARGE.value // across
+    return 2 * LARGE_TILE // across
 
 
 def decode_hopper(

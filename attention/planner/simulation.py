@@ -12,6 +12,7 @@ Several CTAs on an SM count as that many programs.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 
 import numpy as np
@@ -22,6 +23,7 @@ from attention.planner.split_plan import (
     END,
     FIRST,
     PARTIAL,
+    ROW,
     HostSplitPlan,
     Int32Array,
     SplitPlanSpec,
@@ -50,6 +52,35 @@ def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> floa
     for cost in costs.tolist():
         heapq.heapreplace(ready, ready[0] + cost)
     return max(ready) / EIGHTHS
+
+
+def program_loads(plan: HostSplitPlan, spec: SplitPlanSpec) -> list[list[tuple[int, int]]]:
+    """What each program does, in order, where none waits for another's reads (`rho` 1).
+
+    (row of the step, eighths of a block); consecutive work tiles of a row are one entry.  The
+    largest sum of a program is the plan's makespan.
+    """
+    costs = (work_tile_blocks(plan, spec) * EIGHTHS + spec.work_tile_cost).tolist()
+    rows: list[int] = plan.work[:, ROW].tolist()
+    loads: list[list[tuple[int, int]]] = [[] for _ in range(spec.programs)]
+
+    def add(program: int, tile: int) -> None:
+        load, row, cost = loads[program], rows[tile], costs[tile]
+        if load and load[-1][0] == row:
+            cost += load.pop()[1]
+        load.append((row, cost))
+
+    if not plan.queued:
+        for program, (first, end) in enumerate(itertools.pairwise(plan.starts.tolist())):
+            for tile in range(first, end):
+                add(program, tile)
+        return loads
+    ready = [(0, program) for program in range(spec.programs)]
+    for tile, cost in enumerate(costs):
+        at, program = ready[0]
+        heapq.heapreplace(ready, (at + cost, program))
+        add(program, tile)
+    return loads
 
 
 def _memory_bound_makespan(

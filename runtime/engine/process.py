@@ -27,6 +27,7 @@ from runtime.messages import (
     EngineRequest,
     FromEngine,
     Hello,
+    Observe,
     Progress,
     Ready,
     RequestOutput,
@@ -160,6 +161,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         compilers = preimport.begin(args.config)
         gc.disable()
         from runtime.engine.loop import Engine
+        from runtime.engine.observer import Observer
         from runtime.grammar.manager import GrammarManager
         from runtime.startup.device import physical_cores
         from runtime.startup.loading import load
@@ -190,6 +192,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             grammars=grammars,
             graphs=loaded.executor.graph_counts,
         )
+        observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
         gc.collect()
         gc.freeze()  # permanent objects: later collections skip them
         gc.set_threshold(GC_THRESHOLD)
@@ -201,11 +204,16 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         while True:
             idle = engine.idle and not engine.prepare()
             for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
-                _handle(message, engine, publisher, ready)
+                if isinstance(message, Observe):
+                    observer.observe(message)
+                else:
+                    _handle(message, engine, publisher, ready)
             publisher.publish(engine.step_columns(), engine.stats())
 
 
-def _handle(message: ToEngine, engine: Engine, publisher: OutputPublisher, ready: Ready) -> None:
+def _handle(
+    message: Hello | EngineRequest | Abort, engine: Engine, publisher: OutputPublisher, ready: Ready
+) -> None:
     match message:
         case EngineRequest():
             if publisher.register(message, engine.stats()):

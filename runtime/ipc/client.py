@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -24,10 +24,12 @@ from runtime.messages import (
     EngineRequest,
     FromEngine,
     Hello,
+    Observe,
     Progress,
     Ready,
     RequestOutput,
     SamplingParams,
+    Snapshot,
     Stats,
     StepOutput,
     ToEngine,
@@ -55,6 +57,7 @@ class EngineClient:
         self.progress: Progress | None = None
         self.down: str | None = None
         self.stats = Stats()
+        self.on_snapshot: Callable[[Snapshot], None] | None = None
         self._own_address = own_address
         self._stall_seconds = stall_seconds
         self._sender: Sender[ToEngine] = Sender(address_of_engine)
@@ -130,6 +133,11 @@ class EngineClient:
         else:
             self._finish(mailbox, RequestOutput(id, [], finish="abort"))
 
+    def observe(self, share: bytes, *, watching: bool) -> None:
+        """See Observe.  `on_snapshot` is called with the snapshot that it asks for."""
+        if self.ready is not None:
+            self._sender.send(Observe(self.index, watching, share))
+
     def _finish(self, mailbox: Mailbox, output: RequestOutput) -> None:
         self._forget(mailbox)
         mailbox.put(output)
@@ -147,6 +155,9 @@ class EngineClient:
         match message:
             case Progress():
                 self.progress = message
+            case Snapshot():
+                if self.on_snapshot is not None and self.ready is not None:
+                    self.on_snapshot(message)
             case Ready():
                 self._on_ready(message)
             case EngineDown():

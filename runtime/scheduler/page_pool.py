@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from hashlib import blake2b
 
 PageHash = bytes  # 16 bytes: equal digests mean equal tokens, so nothing is compared afterwards
@@ -58,6 +58,11 @@ class PagePool:
     @property
     def num_used(self) -> int:
         return self.num_pages - self.num_free
+
+    @property
+    def cached_pages(self) -> Collection[int]:
+        """The pages that lookup() may find, free ones included."""
+        return self._hash_of.keys()
 
     def lookup(self, hashes: Iterable[PageHash]) -> list[int]:
         """The pages of the longest cached prefix of the chain; no reference is added."""

@@ -95,7 +95,12 @@ class RequestTable:
         steps, rows = sequence.steps_at_admission or (self.num_steps, self.num_rows)
         mean_batch = (self.num_rows - rows) / max(1, self.num_steps - steps)
         self.outputs.append(
-            structs.replace(output, preemptions=sequence.preemptions, mean_batch=mean_batch)
+            structs.replace(
+                output,
+                preemptions=sequence.preemptions,
+                mean_batch=mean_batch,
+                events=sequence.events,
+            )
         )
         if sequence.steps_at_admission is not None:
             generated = len(sequence.tokens) - sequence.prompt_len
@@ -156,6 +161,7 @@ class RequestTable:
         self._free_slot(sequence)
         sequence.num_computed_tokens = 0
         sequence.preemptions += 1
+        sequence.note_event(self.clock(), 0)
         self.num_preemptions += 1
         self.waiting.push(sequence)
 

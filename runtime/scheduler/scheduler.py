@@ -147,6 +147,7 @@ class Scheduler:
         # Admitted before others can take the pages that it needs.
         if first.slot < 0:
             self.admission.try_admit(first)
+        now = self.requests.clock()
         reserved = min(first.num_new_tokens, budget - budget // 2) if first.slot >= 0 else 0
         for sequence in sorted(chain(prefilling, waiting), key=_shortest_first):
             reserved = 0 if sequence is first else reserved
@@ -155,6 +156,8 @@ class Scheduler:
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
                 count = min(sequence.num_new_tokens, budget - reserved)
                 budget -= count
+                if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
+                    sequence.note_event(now, count)
                 if builder.add_prefill(sequence, count):
                     self.requests.start_decoding(sequence)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
-from runtime.messages import EngineRequest, FinishReason, TokenLogprob
+from runtime.messages import EngineRequest, FinishReason, SequenceEvent, TokenLogprob
 from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page_hash
+
+MAX_EVENTS = 256  # of one sequence: enough for a prompt of a million tokens in chunks of 4096
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +49,7 @@ class Sequence:
     preemptions: int = 0
     steps_at_admission: tuple[int, int] | None = None  # steps and rows before its first admission
     prompt_scores: list[TokenLogprob | None] | None = None
+    events: list[SequenceEvent] = field(default_factory=list[SequenceEvent])  # MAX_EVENTS at most
 
     def __post_init__(self, max_model_len: int) -> None:
         params = self.request.params
@@ -56,6 +59,11 @@ class Sequence:
         self.max_len = min(self.prompt_len + params.max_tokens, max_model_len)
         self.stop_ids = frozenset(params.stop_ids)
         self.root = chain_root(self.request.salt)
+
+    def note_event(self, at: float, tokens: int) -> None:
+        """See SequenceEvent."""
+        if len(self.events) < MAX_EVENTS:
+            self.events.append((at, tokens))
 
     @property
     def num_new_tokens(self) -> int:

@@ -28,6 +28,8 @@ MAX_DEVIATION = 2.0  # from the prediction, as a factor, that one step may contr
 TOO_SHORT = 4.0
 MAX_TOO_SHORT = 3
 
+RECENT_STEPS = 48  # that the dashboard shows
+
 Vector = list[float]
 Float64Array = NDArray[np.float64]
 
@@ -55,10 +57,12 @@ class StepTimes:
             lambda: deque(maxlen=SAMPLES_PER_SIZE)
         )
         self._num_recorded = 0
+        self.recent: deque[tuple[StepLoad, float]] = deque(maxlen=RECENT_STEPS)
         self._fit_at = 1  # the weights are fitted once so many steps were recorded
 
     def record(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step of `load` that took `seconds`."""
+        self.recent.append((load, seconds))
         self.num_mixed_steps = self.num_mixed_steps + 1 if load.prompt_tokens else 0
         expected = self._predict(self._weights, load) if self._weights is not None else 0.0
         self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
@@ -121,6 +125,14 @@ class StepTimes:
         linear = per_token + per_pair * context
         root = (linear * linear + 2 * per_pair * remaining) ** 0.5
         return int(2 * remaining / (linear + root)) if linear + root > 0 else None
+
+    def parts(self) -> Vector:
+        """Seconds of a step, and of each unit of StepLoad; [] before the first step with prefill.
+
+        Their sum over the units of a load is seconds(load).
+        """
+        weights = self._fitted()
+        return [] if weights is None else [weight * self._correction for weight in weights]
 
     def _fitted(self) -> Vector | None:
         """The weights, refitted when due; None before the first step with prefill."""

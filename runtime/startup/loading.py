@@ -6,6 +6,7 @@ few KV pages for memory profiling, and the KV pool gets the memory that remains.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from model_zoo.model import Model
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
-from runtime.messages import Ready
+from runtime.messages import Ready, WavePicture
 from runtime.precompile.pool import Compilers
 from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes
@@ -31,6 +32,7 @@ from runtime.startup.memory_estimate import cpu_memory_plan
 from runtime.startup.memory_profile import MemoryProfiler, explain_out_of_memory
 from runtime.startup.timeline import Timeline
 from runtime.startup.warm_up import warm_up
+from runtime.startup.waves import wave_planner
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,7 @@ class Loaded:
     executor: DeviceExecutor
     resolved: ResolvedConfig
     ready: Ready
+    plan_waves: Callable[[list[int]], WavePicture | None] | None = None  # see waves.py
 
 
 def load(
@@ -72,7 +75,8 @@ def load(
             parts.profiler.keep_peak_memory()
             timeline.mark("graphs")
     parts.executor.graph_counts.reset()  # of the steps above
-    return Loaded(parts.executor, parts.resolved, _ready(epoch, engine_spec, parts, timeline))
+    ready = _ready(epoch, engine_spec, parts, timeline)
+    return Loaded(parts.executor, parts.resolved, ready, wave_planner(engine_spec))
 
 
 @dataclass(frozen=True, slots=True)
