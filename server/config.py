@@ -36,6 +36,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     max_data_bytes: int = 16 << 30
     batch_concurrency: int = 32
     root_path: str = ""  # the prefix of a proxy, as /llm
+    dashboard_keys: tuple[str, ...] = ()  # names of keys; (): the only one
     allowed_origins: tuple[str, ...] = ()
     allowed_hosts: tuple[str, ...] = ()  # in addition to those of a loopback address
     response_store: str = ""  # a file; "": a temporary one

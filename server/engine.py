@@ -28,6 +28,9 @@ class Engine(Protocol):
     @property
     def stats(self) -> Stats: ...
 
+    @property
+    def index(self) -> int: ...
+
     on_snapshot: Callable[[Snapshot], None] | None
 
     @property

@@ -6,6 +6,7 @@
     |-- UnsupportedParameter        400  unsupported_parameter: a known field that is not supported
     |-- ContextTooLong              400  context_length_exceeded
     |-- NotFound                    404  model_not_found, not_found
+    |-- Forbidden                   403  what this API key may not see
     |-- UnsupportedMediaType        415  not application/json
     |-- RateLimited                 429  rate_limit_exceeded: no room now; Retry-After
     |-- EngineFailed                500  engine_error: the work on this request failed
@@ -124,6 +125,12 @@ def _parts(template: str, values: object) -> Iterator[str | FieldPath]:
                 value = format(repr(value) if conversion == "r" else value, spec or "")
             yield value
     assert not [*remaining], "more values than places for them"
+
+
+class Forbidden(RequestError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class UnknownParameter(RequestError):

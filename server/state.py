@@ -15,6 +15,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.grammar_text import GrammarLiterals
+from server.dashboard.feed import DashboardFeed
 from server.engine import Engine
 from server.errors import FieldPath, NotFound
 from server.generation.admission import Admission
@@ -54,6 +55,12 @@ class ServerState:
         config = self.config
         return Admission(
             self.client, limit=config.max_queue, share=config.queue_share, bounded=self.bounded
+        )
+
+    @cached_property
+    def dashboard(self) -> DashboardFeed:
+        return DashboardFeed(
+            self.config, self.client, self.metrics, self.requests, self.batch_requests
         )
 
     @cached_property

@@ -40,6 +40,8 @@ SERVER_FLAGS = {
     "max_data_bytes": "largest total size of all files; uploads and batches stop at it",
     "batch_concurrency": "sequences of batches in the engine; at most half of --max-num-seqs",
     "root_path": "path prefix under which a proxy serves this server, such as /llm",
+    "dashboard_keys": "names of the API keys that may watch /dashboard, which shows all requests; "
+    "several with commas; without the option the only key may",
     "allowed_origins": "origins that browsers may call from (CORS); several with commas",
     "allowed_hosts": "values of the header Host to accept besides localhost, 127.0.0.1 and ::1; "
     "several with commas; * for all, as without the option where --host is no loopback address",
@@ -81,6 +83,7 @@ METAVARS = {
     "reasoning_format": "NAME",
     "data_dir": "DIRECTORY",
     "root_path": "PATH",
+    "dashboard_keys": "NAMES",
     "allowed_origins": "ORIGINS",
     "allowed_hosts": "HOSTS",
     "response_store": "FILE",

@@ -99,6 +99,7 @@ class Choice:
                 self._metrics.inter_token(now - stats.last_token)
             else:
                 stats.first_token = now
+                self._metrics.first_token(now - stats.arrived)
             stats.last_token = now
         if ended == "error" or ended == "abort":
             self._end(ended)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from runtime.messages import RequestOutput
+from runtime.messages import RequestOutput, SequenceEvent
 from server.telemetry.summary import Phases
 
 
@@ -22,6 +22,7 @@ class ChoiceStats:
     generated: int = 0  # tokens
     preemptions: int = 0
     mean_batch: float = 0.0  # 0 until the engine has reported it
+    events: list[SequenceEvent] = field(default_factory=list[SequenceEvent])  # at its end
 
     def add(self, output: RequestOutput) -> None:
         """What the engine reports besides tokens."""
@@ -30,6 +31,7 @@ class ChoiceStats:
         self.cached += output.cached
         if output.finish is not None:
             self.preemptions, self.mean_batch = output.preemptions, output.mean_batch
+            self.events = output.events
 
     def phases(self) -> Phases:
         return Phases(self.arrived, self.started, self.first_token, self.ended)
@@ -51,6 +53,14 @@ class ChoiceStats:
             "preemptions": self.preemptions if known else None,
             "mean_batch_size": round(self.mean_batch, 2) if known else None,
         }
+
+    def events_json(self) -> list[dict[str, object]]:
+        """Chunks of the prompt and preemptions, in seconds since the request arrived."""
+        found: list[dict[str, object]] = []
+        for at, tokens in self.events:
+            what: dict[str, object] = {"prefill_tokens": tokens} if tokens else {"preempted": True}
+            found.append({"seconds": round(at - self.arrived, 6)} | what)
+        return found
 
 
 def _between(first: float, then: float) -> float | None:

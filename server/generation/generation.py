@@ -95,7 +95,7 @@ class Generation:
             "model": body.model,
             "stream": bool(body.stream),
         }
-        self._record = state.requests.begin(self.name, facts, self._explain)
+        self._record = state.requests.begin(self.name, facts, self._explain, self.choices)
         note_generation(self)
 
     def _submit(
@@ -173,7 +173,9 @@ class Generation:
         else:
             state = "aborted" if "abort" in finishes else "finished"
         entries = [
-            {"index": choice.index, "finish_reason": choice.finish} | choice.stats.timings()
+            {"index": choice.index, "finish_reason": choice.finish}
+            | choice.stats.timings()
+            | {"events": choice.stats.events_json()}
             for choice in choices[:MAX_CHOICES]
         ]
         return {

@@ -59,6 +59,10 @@ class ApiKeys:
         self._names: dict[bytes, str] = {}
         self.replace(keys)
 
+    def names(self) -> list[str]:
+        """What the log and --dashboard-keys call them."""
+        return list(self._names.values())
+
     def replace(self, keys: tuple[str, ...]) -> None:
         self._names = dict(map(_named_digest, keys))
 

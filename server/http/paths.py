@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 PROBES = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
-# The documentation and the playground hold nothing of users.  A browser sends no key for a page, so
-# they have to load without one; both ask for the key of the requests that are made in them.
-PAGES = frozenset({"/", "/docs", "/openapi.json"})
+# The documentation and the pages hold nothing of users.  A browser sends no key for a page, so
+# they have to load without one; they ask for the key of the requests that are made in them.
+PAGES = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
 PAGE_FILES = ("/pages/", "/static/")
 # Answered whatever the load, and while draining.
 WATCHING_PATHS = PROBES | {"/metrics", "/v1/loads"}
@@ -18,4 +18,4 @@ def needs_no_key(path: str) -> bool:
 
 def is_routine(path: str) -> bool:
     """Whether monitors ask for it all the time, or browsers for many of its kind at once."""
-    return path in WATCHING_PATHS or path == "/" or path.startswith(PAGE_FILES)
+    return path in WATCHING_PATHS or path in ("/", "/dashboard") or path.startswith(PAGE_FILES)

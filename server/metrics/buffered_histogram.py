@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import Any, cast
 
@@ -15,8 +15,17 @@ FLUSH_SIZE = 256
 class BufferedHistogram:
     """Observations for one histogram: counting 256 at once costs a tenth of counting each."""
 
-    def __init__(self, histogram: Histogram, edges: Sequence[float]) -> None:
-        """`edges` are the upper bounds of the histogram's buckets, without infinity."""
+    def __init__(
+        self,
+        histogram: Histogram,
+        edges: Sequence[float],
+        also: Callable[[list[float]], None] = lambda numbers: None,
+    ) -> None:
+        """`edges` are the upper bounds of the histogram's buckets, without infinity.
+
+        also  gets the observations, too, when they are counted
+        """
+        self._also = also
         self._histogram = histogram
         self._edges = edges
         self._numbers: list[float] = []
@@ -43,4 +52,5 @@ class BufferedHistogram:
                 if count:
                     bucket.inc(count)
             inside._sum.inc(sum(numbers))
+            self._also(numbers)
             del self._numbers[: len(numbers)]  # others may have been added meanwhile

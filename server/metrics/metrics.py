@@ -27,6 +27,7 @@ from server.metrics.families import (
     HTTP_DURATION_BUCKETS,
     PER_TOKEN_BUCKETS,
 )
+from server.metrics.latency_window import LatencyWindow
 from server.metrics.process_families import process_families
 from server.metrics.vllm_names import vllm_families
 
@@ -65,8 +66,12 @@ class Metrics(Collector):
             registry=registry,
             buckets=HTTP_DURATION_BUCKETS,
         )
+        # Of the last minute, for the dashboard.
+        self.recent_first_token, self.recent_inter_token = LatencyWindow(), LatencyWindow()
         self._inter_token = BufferedHistogram(
-            self._histograms["inter_token_latency_seconds"], PER_TOKEN_BUCKETS
+            self._histograms["inter_token_latency_seconds"],
+            PER_TOKEN_BUCKETS,
+            self.recent_inter_token.add,
         )
 
     def watch(
@@ -128,6 +133,16 @@ class Metrics(Collector):
 
     def inter_token(self, seconds: float) -> None:
         self._inter_token.add(seconds)
+
+    def first_token(self, seconds: float) -> None:
+        """A completion has its first token; the histogram counts it when it ends."""
+        self.recent_first_token.add((seconds,))
+
+    def keep_recent(self) -> None:
+        """Keep latencies of the next seconds for the dashboard."""
+        self._inter_token.count()
+        self.recent_first_token.keep()
+        self.recent_inter_token.keep()
 
     def rejected(self, reason: str) -> None:
         """`reason` is one of server/generation/admission.py."""

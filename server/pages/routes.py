@@ -1,6 +1,7 @@
-"""The playground at `/`, and its static files below `/pages/`.
+"""The playground at `/`, the dashboard at `/dashboard`, and their static files below `/pages/`.
 
 They need no API key: a page is the same for all, and asks for a key before it asks for answers.
+What the dashboard shows does need one (server/dashboard/access.py).
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ import re
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
+from server.dashboard.access import check_may_watch
 from server.http.endpoints import Endpoints
 from server.http.openapi_parts import TEXT
+from server.http.query import NoQuery, parse_query
 from server.http.root_path import ONLY_PREFIX
+from server.http.sse import EventStream, EventWriter
 from server.pages.assets import send_asset
+from server.state import state_of
 
 endpoints = Endpoints("operation")
 NOT_WANTED = re.compile(r"q=0(\.0*)?")
@@ -53,6 +58,28 @@ async def root(request: Request) -> Response:
             return RedirectResponse(f"{prefix}/", headers={"vary": "accept"})
         return await send_asset(request, "playground/index.html", PAGE_HEADERS)
     return PlainTextResponse("Wavefill is running: see /docs\n", headers={"vary": "accept"})
+
+
+@endpoints.undocumented("/dashboard")
+async def dashboard(request: Request) -> Response:
+    return await send_asset(request, "dashboard/index.html", PAGE_HEADERS)
+
+
+@endpoints.undocumented("/dashboard/events")
+async def dashboard_events(request: Request) -> Response:
+    """What the page shows, once a second; its form is that page's own affair."""
+    parse_query(NoQuery, request.query_params)
+    check_may_watch(request)
+    if request.method == "HEAD":
+        return Response(media_type="text/event-stream")
+    feed, gate = state_of(request).dashboard, request.app.state.drain_state
+    subscription = feed.subscribe()
+
+    async def produce(writer: EventWriter) -> None:
+        while not gate.draining:
+            await writer.write(await subscription.next())
+
+    return EventStream(produce, lambda: feed.unsubscribe(subscription))
 
 
 @endpoints.undocumented("/pages/{name:path}")

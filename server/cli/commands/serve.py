@@ -105,6 +105,7 @@ def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -
         )
     _check_formats(config)
     _check_limits(config)
+    _check_dashboard_keys(config)
     _check_tracing(config.otlp_traces_endpoint)
     if config.batch_concurrency < 1:
         raise UsageError("--batch-concurrency 0: batches need at least 1")
@@ -156,6 +157,19 @@ def _check_limits(config: ServerConfig) -> None:
             raise UsageError(
                 f"--allowed-hosts {host}: a host is a name or an address, with or without a port, "
                 "like llm.example or 10.0.0.5:8000; several with commas; * for all"
+            )
+
+
+def _check_dashboard_keys(config: ServerConfig) -> None:
+    from server.http.access import ApiKeys
+
+    known = ApiKeys(config.api_keys).names()
+    for name in config.dashboard_keys:
+        if name not in known:
+            has = f"has {', '.join(known)}" if known else "has none"
+            raise UsageError(
+                f"--dashboard-keys {name}: no API key has this name, the server {has}: name a key "
+                "in --api-key-file by a line NAME KEY"
             )
 
 

@@ -28,6 +28,7 @@ from runtime.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
+    Snapshot,
     Stats,
     TokenLogprob,
 )
@@ -131,6 +132,10 @@ class FakeEngine:
     cached: int = 0
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
+    index: int = 0
+    on_snapshot: Callable[[Snapshot], None] | None = None
+    snapshot: Snapshot | None = None  # what pages of the dashboard get
+    observed: int = 0  # how often one was asked for
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     @property
@@ -149,6 +154,11 @@ class FakeEngine:
 
     def close(self) -> None:
         pass
+
+    def observe(self, share: bytes, *, watching: bool) -> None:
+        self.observed += watching
+        if self.snapshot is not None and self.on_snapshot is not None:
+            asyncio.get_running_loop().call_soon(self.on_snapshot, self.snapshot)
 
     def submit(
         self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
@@ -242,7 +252,11 @@ class FakeServer:
     def reset(self) -> None:
         """Forget what a test has changed, and close its clients."""
         self.close_clients()
-        self.engine.__init__(reply=self.engine.reply, ready=ready(self.context))  # type: ignore[misc]
+        self.engine.__init__(  # type: ignore[misc]
+            reply=self.engine.reply,
+            ready=ready(self.context),
+            on_snapshot=self.engine.on_snapshot,
+        )
         self.say(GREETING)
 
     def close_clients(self) -> None:

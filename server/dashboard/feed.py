@@ -1,0 +1,169 @@
+"""DashboardFeed: one sampler for all pages that are open at this API process.
+
+While a page is open the engine is asked for a snapshot once a second, and every page gets the same
+event.  Without a page there is no timer, and nothing is collected; but if a page is open at another
+API process, this one answers each snapshot with its share of the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from runtime.messages import Snapshot
+from server.config import ServerConfig
+from server.dashboard.share import Share, merged, share_of
+from server.engine import Engine, engine_state
+from server.generation.request_log import RequestLog
+from server.http.sse import frame_of
+from server.metrics.latency_window import percentiles
+from server.metrics.metrics import Metrics
+
+INTERVAL_SECONDS = 1.0
+SILENCE_SECONDS = 2.5  # without a snapshot: then pages get events without one
+SHARES = (0.5, 0.9, 0.99)  # percentiles
+READY_FIELDS = (
+    "model_type", "device", "dtype", "attention", "max_model_len", "page_size", "num_pages",
+    "max_num_seqs", "max_batched_tokens", "memory", "epoch",
+)  # fmt: skip
+
+
+class Subscription:
+    """The newest event for one page; a slow one misses those before it."""
+
+    def __init__(self) -> None:
+        self._frame = b""
+        self._arrived = asyncio.Event()
+
+    def put(self, frame: bytes) -> None:
+        self._frame = frame
+        self._arrived.set()
+
+    async def next(self) -> bytes:
+        await self._arrived.wait()
+        self._arrived.clear()
+        return self._frame
+
+
+class DashboardFeed:
+    def __init__(
+        self,
+        config: ServerConfig,
+        client: Engine,
+        metrics: Metrics,
+        requests: RequestLog,
+        batch_requests: RequestLog,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Listens to the engine's snapshots from now on."""
+        self._config, self._client, self._metrics = config, client, metrics
+        self._requests, self._batch_requests = requests, batch_requests
+        self._clock = clock
+        self._open: set[Subscription] = set()
+        self._sampling: asyncio.Task[None] | None = None
+        self._last_snapshot_at = 0.0
+        self._seconds = 0.0  # of the last event, that it took to make
+        client.on_snapshot = self._take
+
+    def subscribe(self) -> Subscription:
+        """A page has been opened."""
+        subscription = Subscription()
+        self._open.add(subscription)
+        if self._sampling is None or self._sampling.done():
+            self._sampling = asyncio.create_task(self._sample())
+        else:  # an event at once, for a page that joins others
+            subscription.put(self._event(None))
+        return subscription
+
+    def unsubscribe(self, subscription: Subscription) -> None:
+        self._open.discard(subscription)
+        if not self._open and self._sampling is not None:
+            self._sampling.cancel()
+            self._sampling = None
+
+    async def _sample(self) -> None:
+        self._last_snapshot_at = 0.0
+        while True:
+            silent = self._clock() - self._last_snapshot_at > SILENCE_SECONDS
+            if silent:  # the engine loads, is down, or is in a long step
+                self._publish(self._event(None))
+            several = self._config.api_workers > 1
+            self._client.observe(self._share().encoded() if several else b"", watching=True)
+            await asyncio.sleep(INTERVAL_SECONDS)
+
+    def _take(self, snapshot: Snapshot) -> None:
+        """A snapshot of the engine, which this process or another one has asked for."""
+        if self._open:
+            self._last_snapshot_at = self._clock()
+            self._publish(self._event(snapshot))
+        elif self._config.api_workers > 1:
+            self._client.observe(self._share().encoded(), watching=False)
+
+    def _publish(self, frame: bytes) -> None:
+        for subscription in self._open:
+            subscription.put(frame)
+
+    def _share(self) -> Share:
+        return share_of(self._requests, self._batch_requests, self._metrics)
+
+    def _event(self, snapshot: Snapshot | None) -> bytes:
+        began = self._clock()
+        others = [] if snapshot is None else snapshot.shares
+        shares = [Share.decoded(data) for index, data in others if index != self._client.index]
+        share = merged([self._share(), *shares])
+        fields: dict[str, Any] = {
+            "at": round(began, 3),
+            "time": round(time.time(), 3),
+            "interval": INTERVAL_SECONDS,
+            "server": self._server(),
+            "requests": [asdict(row) for row in share.requests],
+            "remembered": self._config.request_history,
+            "keys": {name: asdict(row) for name, row in share.keys.items()},
+            "first_token": _latency(share.first_token),
+            "inter_token": _latency(share.inter_token),
+            "engine": None if snapshot is None else _engine(snapshot),
+            "sampler_seconds": round(self._seconds, 6),
+        }
+        frame = frame_of(msgspec.json.encode(fields))
+        self._seconds = self._clock() - began
+        return frame
+
+    def _server(self) -> dict[str, Any]:
+        client, ready = self._client, self._client.ready
+        facts = {} if ready is None else {name: getattr(ready, name) for name in READY_FIELDS}
+        progress = client.progress
+        return facts | {
+            "version": version("wavefill"),
+            "model": self._config.served_names[0],
+            "keys": bool(self._config.api_keys),
+            "state": engine_state(client),
+            "down": client.down,
+            "progress": None if progress is None else asdict(progress),
+        }
+
+
+def _engine(snapshot: Snapshot) -> dict[str, Any]:
+    wave = snapshot.wave
+    return {
+        "at": round(snapshot.at, 3),
+        "stats": asdict(snapshot.stats),
+        "sequences": [asdict(each) for each in snapshot.sequences],
+        "waiting": [asdict(each) for each in snapshot.waiting],
+        "pages": asdict(snapshot.pages),
+        "steps": [asdict(each) for each in snapshot.steps],
+        "weights": snapshot.weights,
+        "wave": None
+        if wave is None
+        else asdict(wave) | {"plan": asdict(wave.plan), "fa3": asdict(wave.fa3)},
+        "build_seconds": round(snapshot.build_seconds, 6),
+    }
+
+
+def _latency(counts: dict[int, int]) -> dict[str, object]:
+    return {"count": sum(counts.values()), "seconds": percentiles(counts, SHARES)}
