@@ -280,7 +280,7 @@ class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
     weights: tuple[float, ...]
     wave: WavePicture | None  # None: no row decodes, or there is no plan for this model
     shares: list[tuple[int, bytes]]  # of API processes, by index
-    build_seconds: float  # that it took to make this
+    build_seconds: float  # of CPU time, that it took to make this
 
 
 DOWNLOAD = "download"  # the phase of Progress whose numbers are bytes

@@ -20,7 +20,7 @@ from runtime.scheduler.snapshot import page_map, running_states, step_samples, w
 WavePlanner = Callable[[list[int]], WavePicture | None]
 
 INTERVAL_SECONDS = 0.9  # between two snapshots, at least: pages ask every second
-MAX_SHARE = 0.01  # of this thread's time, that snapshots take
+MAX_SHARE = 0.01  # of a core, that snapshots take
 SHARE_SECONDS = 5.0  # that a share is passed on: its process may have ended
 
 
@@ -31,12 +31,13 @@ class Observer:
         send: Callable[[FromEngine], None],
         plan_waves: WavePlanner | None = None,
         clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.thread_time,
     ) -> None:
         """`send` reaches all API processes."""
         self._engine = engine
         self._send = send
         self._plan_waves = plan_waves
-        self._clock = clock
+        self._clock, self._cpu_clock = clock, cpu_clock
         self._shares: dict[int, tuple[float, bytes]] = {}
         self._next_at = 0.0
 
@@ -47,8 +48,9 @@ class Observer:
             self._shares[message.client] = (now, message.share)
         if not message.watching or now < self._next_at:
             return
+        began = self._cpu_clock()
         snapshot = self._snapshot(now)
-        took = self._clock() - now
+        took = self._cpu_clock() - began
         self._next_at = now + max(INTERVAL_SECONDS, took / MAX_SHARE)
         self._send(structs.replace(snapshot, build_seconds=took))
 

@@ -68,7 +68,7 @@ class DashboardFeed:
         self._open: set[Subscription] = set()
         self._sampling: asyncio.Task[None] | None = None
         self._last_snapshot_at = 0.0
-        self._seconds = 0.0  # of the last event, that it took to make
+        self._seconds = 0.0  # of CPU time, that the last event took to make
         client.on_snapshot = self._take
 
     def subscribe(self) -> Subscription:
@@ -113,16 +113,17 @@ class DashboardFeed:
         return share_of(self._requests, self._batch_requests, self._metrics)
 
     def _event(self, snapshot: Snapshot | None) -> bytes:
-        began = self._clock()
+        began = time.thread_time()
         others = [] if snapshot is None else snapshot.shares
         shares = [Share.decoded(data) for index, data in others if index != self._client.index]
         share = merged([self._share(), *shares])
         fields: dict[str, Any] = {
-            "at": round(began, 3),
+            "at": round(self._clock(), 3),
             "time": round(time.time(), 3),
             "interval": INTERVAL_SECONDS,
             "server": self._server(),
             "requests": [asdict(row) for row in share.requests],
+            "open": share.open,
             "remembered": self._config.request_history,
             "keys": {name: asdict(row) for name, row in share.keys.items()},
             "first_token": _latency(share.first_token),
@@ -131,7 +132,7 @@ class DashboardFeed:
             "sampler_seconds": round(self._seconds, 6),
         }
         frame = frame_of(msgspec.json.encode(fields))
-        self._seconds = self._clock() - began
+        self._seconds = time.thread_time() - began
         return frame
 
     def _server(self) -> dict[str, Any]:

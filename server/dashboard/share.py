@@ -58,6 +58,7 @@ class KeyRow(Struct):
 
 class Share(Struct, frozen=True):
     requests: list[RequestRow]  # the newest first
+    open: int  # requests, listed or not
     keys: dict[str, KeyRow]
     first_token: Counts
     inter_token: Counts
@@ -82,6 +83,7 @@ def share_of(requests: RequestLog, batch_requests: RequestLog, metrics: Metrics)
     metrics.keep_recent()
     return Share(
         rows[:MAX_ROWS],
+        len(requests.open) + len(batch_requests.open),
         keys,
         metrics.recent_first_token.counts(),
         metrics.recent_inter_token.counts(),
@@ -91,11 +93,13 @@ def share_of(requests: RequestLog, batch_requests: RequestLog, metrics: Metrics)
 def merged(shares: Iterable[Share]) -> Share:
     """The shares of several processes as one."""
     requests: list[RequestRow] = []
+    num_open = 0
     keys: dict[str, KeyRow] = {}
     first_token: Counts = {}
     inter_token: Counts = {}
     for share in shares:
         requests += share.requests
+        num_open += share.open
         for name, row in share.keys.items():
             keys.setdefault(name, KeyRow()).add(row)
         for total, counts in (
@@ -105,7 +109,7 @@ def merged(shares: Iterable[Share]) -> Share:
             for bucket, count in counts.items():
                 total[bucket] = total.get(bucket, 0) + count
     requests.sort(key=lambda row: -row.created)
-    return Share(requests[:MAX_ROWS], keys, first_token, inter_token)
+    return Share(requests[:MAX_ROWS], num_open, keys, first_token, inter_token)
 
 
 def _keys(log: RequestLog) -> Iterator[tuple[str, KeyRow]]:

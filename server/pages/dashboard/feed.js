@@ -41,8 +41,10 @@ export class Feed {
           signal,
         });
         if (answer.status === 401 || answer.status === 403) {
+          const message = messageOf(await answer.text());
+          if (signal.aborted) return;
           this.stop();
-          this.on.refused(answer.status, messageOf(await answer.text()));
+          this.on.refused(answer.status, message);
           return;
         }
         if (answer.ok) {

@@ -11,7 +11,7 @@ export class History {
 
   forget() {
     this.samples = []; // { at, stats, keys }
-    this.lines = { running: [], waiting: [], generated: [], prompt: [], used: [], first: [], inter: [] };
+    this.lines = { running: [], waiting: [], generated: [], prompt: [], used: [], first: [], inter: [], hits: [] };
   }
 
   /** Take an event that has figures of the engine. */
@@ -31,6 +31,7 @@ export class History {
     push(lines.used, (pages.shared + pages.owned) / total);
     push(lines.first, event.first_token.seconds[0]);
     push(lines.inter, event.inter_token.seconds[0]);
+    push(lines.hits, this.hits());
   }
 
   /** How fast a counter grows, by the events of some seconds; null for the first event. */

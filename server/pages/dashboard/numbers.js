@@ -1,4 +1,6 @@
-/** Numbers as text. */
+/** Numbers as text; a unit stays on the line of its number. */
+
+const NO_BREAK = "\u00a0";
 
 export const sum = (numbers) => numbers.reduce((total, each) => total + each, 0);
 
@@ -12,21 +14,21 @@ export function number(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
-  if (value >= 100) return `${number(Math.round(value))} s`;
-  if (value >= 1) return `${value.toFixed(value >= 10 ? 1 : 2)} s`;
-  if (value >= 0.001) return `${number(value * 1000)} ms`;
-  return `${number(value * 1e6)} µs`;
+  if (value >= 100) return `${number(Math.round(value))}${NO_BREAK}s`;
+  if (value >= 1) return `${value.toFixed(value >= 10 ? 1 : 2)}${NO_BREAK}s`;
+  if (value >= 0.001) return `${number(value * 1000)}${NO_BREAK}ms`;
+  return `${number(value * 1e6)}${NO_BREAK}µs`;
 }
 
 export function bytes(value) {
   for (const [unit, name] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (value >= unit) return `${number(value / unit)} ${name}`;
+    if (value >= unit) return `${number(value / unit)}${NO_BREAK}${name}`;
   }
   return `${value} bytes`;
 }
 
 export function percent(share) {
-  return share === null || Number.isNaN(share) ? "–" : `${number(Math.round(share * 1000) / 10)} %`;
+  return share === null || Number.isNaN(share) ? "–" : `${number(Math.round(share * 1000) / 10)}${NO_BREAK}%`;
 }
 
 export function plural(count, one, many = `${one}s`) {

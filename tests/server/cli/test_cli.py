@@ -137,6 +137,16 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
         (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
         (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
+        (
+            ["--dashboard-keys", "eve"],
+            {},
+            "--dashboard-keys eve: no API key has this name, the server",
+        ),
+        (
+            ["--dashboard-keys", "alice,eve", "--api-key", "alice sk-1"],
+            {},
+            "--dashboard-keys eve: no API key has this name, the server has alice",
+        ),
         ([], {"WAVEFILL_DEVICE": "tpu"}, "WAVEFILL_DEVICE tpu: choose one of auto, cpu, cuda"),
         ([], {"WAVEFILL_PREFIX_CACHE": "maybe"}, "WAVEFILL_PREFIX_CACHE maybe: choose on or off"),
     ],

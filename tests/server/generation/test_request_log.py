@@ -47,7 +47,11 @@ def engine_with_timings(fake: FakeServer, monkeypatch: pytest.MonkeyPatch) -> No
     def outputs(request: EngineRequest) -> Iterator[RequestOutput]:
         for output in plain(request):
             if output.finish is not None:
-                output = msgspec.structs.replace(output, preemptions=2, mean_batch=3.456)
+                began = request.arrived
+                events = [(began + 0.5, 512), (began + 1.25, 0), (began + 2.0, 600)]
+                output = msgspec.structs.replace(
+                    output, preemptions=2, mean_batch=3.456, events=events
+                )
             yield output
 
     monkeypatch.setattr(fake.engine, "_outputs", outputs)
@@ -133,7 +137,12 @@ def test_a_record_has_numbers_and_no_text(fake: FakeServer):
     generated = [choice["completion_tokens"] for choice in record["choices"]]
     assert record["usage"]["completion_tokens"] == sum(generated) > 0
     for index, choice in enumerate(record["choices"]):
-        assert set(choice) == TIMES | {"index", "finish_reason"}
+        assert set(choice) == TIMES | {"index", "finish_reason", "events"}
+        assert choice["events"] == [
+            {"seconds": 0.5, "prefill_tokens": 512},
+            {"seconds": 1.25, "preempted": True},
+            {"seconds": 2.0, "prefill_tokens": 600},
+        ]
         assert (choice["index"], choice["finish_reason"]) == (index, "stop")
         assert choice["preemptions"] == 2
 

@@ -1,4 +1,4 @@
-"""The playground's files as the server sends them; tests/pages has what they do in a browser."""
+"""The files of the pages as the server sends them; tests/pages has what they do in a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,20 @@ from tests.support.server.fake_engine import FakeServer, fake_server
 
 BROWSER = "text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8"
 PLAYGROUND = FOLDER / "playground"
-OWN_FILES = sorted(path for path in PLAYGROUND.rglob("*") if path.is_file())
+FOLDERS = ("playground", "dashboard", "common")  # of our own files
+OWN_FILES = sorted(
+    path for name in FOLDERS for path in (FOLDER / name).rglob("*") if path.is_file()
+)
+# What a page takes from elsewhere.
+BORROWED = {
+    "playground": {"pages/common/colours.css", "pages/vendor/marked.esm.js"},
+    "dashboard": {
+        "pages/common/colours.css",
+        "pages/playground/icon.svg",
+        "pages/playground/view/dom.js",
+        "pages/playground/view/key.js",
+    },
+}
 MODULES = [path for path in OWN_FILES if path.suffix == ".js"]
 # Names of formats, which nothing fetches, and what a comment of a library's names.
 NAMES = (
@@ -35,8 +48,8 @@ NOT_OFFERED = {
 }  # fmt: skip
 
 
-def page(fake: FakeServer) -> httpx.Response:
-    return httpx.get(f"{fake.url}/", headers={"accept": BROWSER})
+def page(fake: FakeServer, path: str = "/") -> httpx.Response:
+    return httpx.get(f"{fake.url}{path}", headers={"accept": BROWSER})
 
 
 @pytest.fixture
@@ -74,8 +87,9 @@ def test_html_goes_only_to_who_names_it(fake: FakeServer, accept: str, html: boo
         assert answer.text == "Wavefill is running: see /docs\n"
 
 
-def test_the_policy_allows_our_own_files_and_nothing_else(fake: FakeServer):
-    headers = page(fake).headers
+@pytest.mark.parametrize("path", ["/", "/dashboard"])
+def test_the_policy_allows_our_own_files_and_nothing_else(fake: FakeServer, path: str):
+    headers = page(fake, path).headers
     policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
     assert policy == {
         "default-src": "'none'",
@@ -95,10 +109,17 @@ def test_the_policy_allows_our_own_files_and_nothing_else(fake: FakeServer):
 
 
 def test_the_page_and_its_files_need_no_key_and_the_api_does(locked: FakeServer):
-    assert page(locked).status_code == 200
+    assert page(locked).status_code == page(locked, "/dashboard").status_code == 200
     for name in names():
         assert httpx.get(f"{locked.url}/pages/{name}").status_code == 200, name
-    for path in ("/v1/models", "/pages", "/metrics", "//", "/pages/../v1/models"):
+    for path in (
+        "/v1/models",
+        "/pages",
+        "/metrics",
+        "/dashboard/events",
+        "//",
+        "/pages/../v1/models",
+    ):
         answer = httpx.get(f"{locked.url}{path}", headers={"accept": BROWSER})
         assert answer.status_code == 401, path
 
@@ -127,13 +148,13 @@ def test_a_file_is_compressed_for_who_takes_that_and_sent_once(fake: FakeServer)
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_the_page_names_every_module_so_that_none_waits_for_another():
-    html = (PLAYGROUND / "index.html").read_text()
+@pytest.mark.parametrize("name", sorted(BORROWED))
+def test_a_page_names_every_module_so_that_none_waits_for_another(name: str):
+    html = (FOLDER / name / "index.html").read_text()
     named = set(re.findall(r'(?:href|src)="(pages/[^"]+)"', html))
-    styles = {path for path in OWN_FILES if path.suffix == ".css"}
-    expected = {f"pages/{path.relative_to(FOLDER).as_posix()}" for path in {*MODULES, *styles}}
-    icon, library = "pages/playground/icon.svg", "pages/vendor/marked.esm.js"
-    assert named == expected | {icon, library}
+    own = {path.relative_to(FOLDER).as_posix() for path in OWN_FILES if path.suffix != ".html"}
+    expected = {f"pages/{path}" for path in own if path.startswith(f"{name}/")}
+    assert named == expected | BORROWED[name]
 
 
 def test_imports_lead_to_files_that_are_there():
@@ -160,8 +181,11 @@ def test_no_own_file_has_inline_script_or_parses_html():
     banned = r"innerHTML|outerHTML|insertAdjacent|document\.write|DOMParser|\beval\(|new Function"
     for path in MODULES:
         assert re.findall(banned, path.read_text()) == [], path.name
-    html = (PLAYGROUND / "index.html").read_text()
-    assert re.findall(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=|javascript:", html) == []
+    for name in BORROWED:
+        html = (FOLDER / name / "index.html").read_text()
+        assert (
+            re.findall(r"<script(?![^>]* src=)|<style|\son\w+=|\sstyle=|javascript:", html) == []
+        ), name
 
 
 def test_every_parameter_of_a_request_is_offered():
@@ -182,10 +206,15 @@ def test_vendored_files_are_those_of_the_packages():
         assert hashlib.sha256(body).hexdigest() == digest, name
 
 
-def test_the_page_is_small():
-    whole = [asset(name) for name in names()]
-    assert sum(len(each.body) for each in whole) < 400_000
-    assert sum(len(each.compressed or each.body) for each in whole) < 200_000
+@pytest.mark.parametrize(("left_out", "most"), [("dashboard/", 400_000), ("vendor/", 250_000)])
+def test_a_page_is_small(left_out: str, most: int):
+    """The playground is all but the dashboard; the dashboard needs no library."""
+    whole = [asset(name) for name in names() if not name.startswith(left_out)]
+    assert sum(len(each.body) for each in whole) < most
+    assert sum(len(each.compressed or each.body) for each in whole) < most // 2
+
+
+def test_the_files_are_small():
     assert [path.name for path in OWN_FILES if len(path.read_text().splitlines()) > 300] == []
     folders = {path.parent for path in OWN_FILES}
     assert all(sum(each.is_file() for each in folder.iterdir()) <= 15 for folder in folders)

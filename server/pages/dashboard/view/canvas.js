@@ -32,16 +32,18 @@ export function colour(name) {
 /** Of a sequence, by its id: neighbours differ as much as hues can. */
 export function sequenceColour(id, muted = false) {
   const hue = (id * 137.508) % 360;
-  const [saturation, light] = dark.matches ? [58, 62] : [60, 47];
+  const [saturation, light] = dark.matches ? [46, 60] : [50, 54];
   return `hsl(${hue.toFixed(0)} ${saturation}% ${light}% / ${muted ? 0.16 : 1})`;
 }
+
+const [SHORTEST, LONGEST] = [20, 120]; // points of a line that is as wide as its tile
 
 /** A line over an area, without axes: for a tile. */
 export function spark(canvas, values, top = 0) {
   const { pen, width, height } = context(canvas, 30);
-  const shown = values.slice(-120);
+  const shown = values.slice(-LONGEST);
   const most = Math.max(top, ...shown.filter((value) => value !== null), 1e-9);
-  const step = width / 119;
+  const step = width / (Math.max(shown.length, SHORTEST) - 1);
   const path = new Path2D();
   let begun = false;
   shown.forEach((value, place) => {

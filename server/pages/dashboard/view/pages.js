@@ -48,8 +48,8 @@ export class PageMap {
     let cells = 0;
     for (let place = 1; place < runs.length; place += 2) cells += runs[place];
     const width = this.canvas.parentElement.clientWidth;
-    // Squares as large as they can be in a place that is less than half as high as it is wide.
-    const size = Math.max(4, Math.min(16, Math.floor(Math.sqrt((width * Math.max(width * 0.42, 150)) / cells))));
+    // Squares as large as they can be in a place that is about half as high as it is wide.
+    const size = Math.max(4, Math.min(16, Math.floor(Math.sqrt((width * Math.max(width * 0.56, 150)) / cells))));
     const columns = Math.max(1, Math.floor(width / size));
     const { pen } = context(this.canvas, Math.ceil(cells / columns) * size);
     const gap = size > 5 ? 1 : 0.5;

@@ -34,11 +34,10 @@ export class Requests {
     const open = (each) => each.state === "queued" || each.state === "running";
     // Open ones first; a stable order keeps rows where they are.
     const requests = [...event.requests].sort((a, b) => open(b) - open(a)).slice(0, SHOWN);
-    const count = event.requests.filter(open).length;
     this.table.hidden = requests.length === 0;
     this.lead.textContent = event.remembered === 0
       ? "The server remembers no requests (--request-history 0)."
-      : requests.length === 0 ? "None yet." : `${number(count)} open; point at one to see its pages and its part of the waves.`;
+      : requests.length === 0 ? "None yet." : `${number(event.open)} open; point at one to see its pages and its part of the waves.`;
     const all = requests.map((each) => phasesOf(each, live.get(each.sequence), now));
     const longest = Math.max(...all.map((phases) => phases.at(-1).to), 0.001);
     this.scale.textContent = `the whole width is ${seconds(longest)}`;

@@ -7,7 +7,7 @@ import { colour, context } from "./canvas.js";
 // In the order of the server's weights; the first is of each step, the others of its load.
 const PARTS = ["each step", "decode rows", "prompt tokens", "KV read", "attention in prompts"];
 const HEIGHT = 150;
-const LEFT = 44; // of the scale
+const LEFT = 56; // of the scale
 
 export class Steps {
   constructor(place, lead) {

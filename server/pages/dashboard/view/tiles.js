@@ -4,8 +4,6 @@ import { h } from "../../playground/view/dom.js";
 import { number, percent, plural, seconds } from "../numbers.js";
 import { spark } from "./canvas.js";
 
-const LATENCY_HELP = "Of the last minute";
-
 export class Tiles {
   constructor(place) {
     this.tiles = {};
@@ -14,19 +12,20 @@ export class Tiles {
       ["waiting", "Waiting", "Sequences that wait for a slot or for KV pages"],
       ["generated", "Tokens/s", "Generated tokens a second, of the last five seconds"],
       ["prompt", "Prompt tokens/s", "Computed tokens of prompts a second, without cached ones"],
-      ["first", "Time to first token", LATENCY_HELP],
-      ["inter", "Inter-token latency", LATENCY_HELP],
+      ["first", "First token, p50", "Time to the first token, of the last minute"],
+      ["inter", "Inter-token, p50", "Inter-token latency, of the last minute"],
       ["used", "KV in use", "Pages that sequences hold; free and cached ones are not in use"],
       ["hits", "Prefix cache", "Prompt tokens of the last minute that were in the cache"],
     ]) {
       const tile = {
         value: h("p", { class: "value" }, "–"),
         note: h("p", { class: "note" }),
-        line: name === "hits" ? null : h("canvas", { "aria-hidden": "true" }),
+        line: h("canvas", { "aria-hidden": "true" }),
       };
       this.tiles[name] = tile;
-      const chart = tile.line ? h("div", { class: "spark" }, tile.line) : null;
-      place.append(h("div", { class: "tile", id: `tile-${name}`, title: help }, h("h3", {}, label), tile.value, tile.note, chart));
+      place.append(
+        h("div", { class: "tile", id: `tile-${name}`, title: help },
+          h("h3", {}, label), tile.value, tile.note, h("div", { class: "spark" }, tile.line)));
     }
   }
 
@@ -41,14 +40,15 @@ export class Tiles {
     this._latency("first", event.first_token);
     this._latency("inter", event.inter_token);
     this._set("used", percent(lines.used.at(-1)), `${number(pages.shared + pages.owned)} of ${plural(total, "page")}`, 1);
-    const all = stats.prompt_tokens ? percent(stats.cached_tokens / stats.prompt_tokens) : "–";
-    this._set("hits", percent(history.hits()), `${all} since the engine started`);
+    const all = stats.prompt_tokens ? stats.cached_tokens / stats.prompt_tokens : null;
+    // A page that was just opened has seen no prompt yet.
+    this._set("hits", percent(lines.hits.at(-1) ?? all), `${percent(all)} since the start`, 1);
     for (const [name, line] of Object.entries(lines)) spark(this.tiles[name].line, line, this.tiles[name].top);
   }
 
   _latency(name, found) {
     const [half, nine, last] = found.seconds;
-    const note = found.count ? `p90 ${seconds(nine)}, p99 ${seconds(last)}` : "none in the last minute";
+    const note = found.count ? `p90\u00a0${seconds(nine)}, p99\u00a0${seconds(last)}` : "none for a minute";
     this._set(name, seconds(half), note);
   }
 

@@ -22,8 +22,8 @@ export class Waves {
       return chart;
     });
     place.append(h("p", { class: "help" },
-      "A column is a program, coloured by the sequence whose KV it reads. All end at the dashed line at best. " +
-      "Simulated, with all programs equally fast."));
+      "A column is a program, coloured by the sequence whose KV it reads; its height is the time it takes. " +
+      "No plan ends below the dashed line. Simulated, with all programs equally fast."));
     this.place = place;
     place.hidden = true;
   }
