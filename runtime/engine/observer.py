@@ -7,6 +7,7 @@ engine that no page watches does nothing of this.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 
@@ -16,11 +17,14 @@ from runtime.engine.loop import Engine
 from runtime.messages import FromEngine, Observe, Snapshot, WavePicture
 from runtime.scheduler.snapshot import page_map, running_states, step_samples, waiting_states
 
+log = logging.getLogger("wavefill.dashboard")
+
 # KV positions of the rows that decode -> what the programs of the device read; None: unknown.
 WavePlanner = Callable[[list[int]], WavePicture | None]
 
 INTERVAL_SECONDS = 0.9  # between two snapshots, at least: pages ask every second
 MAX_SHARE = 0.01  # of a core, that snapshots take
+FAILED_SECONDS = 60.0  # without snapshots after one that failed
 SHARE_SECONDS = 5.0  # that a share is passed on: its process may have ended
 
 
@@ -49,7 +53,12 @@ class Observer:
         if not message.watching or now < self._next_at:
             return
         began = self._cpu_clock()
-        snapshot = self._snapshot(now)
+        try:
+            snapshot = self._snapshot(now)
+        except Exception:  # requests go on without a picture of them
+            log.exception("no snapshot for the dashboard for %g s", FAILED_SECONDS)
+            self._next_at = now + FAILED_SECONDS
+            return
         took = self._cpu_clock() - began
         self._next_at = now + max(INTERVAL_SECONDS, took / MAX_SHARE)
         self._send(structs.replace(snapshot, build_seconds=took))

@@ -102,7 +102,7 @@ attention {ready.attention}
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
 {start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
-playground /   docs /docs   metrics /metrics   health /health
+playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
     -d '{{"model": "{name}", {prompt}}}'

@@ -104,7 +104,7 @@ def test_the_map_of_pages_counts_every_page(server: Server, open_tab: Callable[.
     assert numbers[2] > 0 and numbers[3] > 0  # the common prefix, and what follows it
 
 
-def test_a_request_that_is_chosen_is_told_in_words_and_marked(
+def test_a_request_that_is_chosen_has_its_phases_in_words(
     server: Server, open_tab: Callable[..., Tab]
 ):
     with load(server.url):
@@ -154,7 +154,7 @@ def test_the_page_asks_for_a_key_and_takes_the_right_one(
         page.close()
 
 
-def test_a_key_that_may_not_watch_is_told_what_would_let_it(
+def test_a_key_that_may_not_watch_gets_the_option_that_would_let_it(
     tmp_path: Path, open_tab: Callable[..., Tab]
 ):
     with fake_server(tmp_path, api_keys=("alice one", "bob two")) as locked:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
+
 from runtime.engine.observer import INTERVAL_SECONDS, MAX_SHARE, SHARE_SECONDS, Observer
 from runtime.messages import FromEngine, Observe, PlanPicture, Snapshot, WavePicture
 from tests.support.engine.fake_model import Bench, request
@@ -104,3 +106,20 @@ def test_the_share_of_a_process_that_has_gone_is_dropped():
     watched.now += SHARE_SECONDS + 1
     watched.ask(0)
     assert watched.sent[-1].shares == []
+
+
+def test_a_snapshot_that_fails_ends_no_engine(caplog: pytest.LogCaptureFixture):
+    watched = Watched()
+    watched.bench.add(request(7, list(range(1, 10)), max_tokens=5))
+    watched.bench.step(3)
+
+    def fail(kv_lens: list[int]) -> WavePicture:
+        raise ValueError("a seeded fault")
+
+    watched.observer = Observer(watched.bench.engine, watched._send, fail, lambda: watched.now)
+    watched.ask()
+    assert watched.sent == [] and "a seeded fault" in caplog.text
+    caplog.clear()
+    watched.now += 2
+    watched.ask()
+    assert caplog.text == "", "it is tried again once a minute, not every second"
