@@ -51,7 +51,6 @@ ROUTES = (
 def create_app(state: ServerState) -> FastAPI:
     """An application that serves `state`; the caller starts and closes what `state` holds."""
     app = _bare_app(state)
-    assert state.dashboard  # from now on it answers what pages at other API processes ask
     middleware.install(app, state)
     app.add_middleware(ErrorFormatMiddleware)
     if state.config.root_path:

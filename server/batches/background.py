@@ -35,7 +35,8 @@ class BackgroundMetrics(Metrics):
     def _ignore(self, *args: object, **times: object) -> None:
         pass
 
-    request_finished = inter_token = rejected = aborted = generation_finished = _ignore
+    request_finished = first_token = inter_token = _ignore
+    rejected = aborted = generation_finished = _ignore
 
 
 def in_background(state: ServerState) -> ServerState:

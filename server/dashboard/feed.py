@@ -61,7 +61,6 @@ class DashboardFeed:
         batch_requests: RequestLog,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Listens to the engine's snapshots from now on."""
         self._config, self._client, self._metrics = config, client, metrics
         self._requests, self._batch_requests = requests, batch_requests
         self._clock = clock
@@ -69,10 +68,10 @@ class DashboardFeed:
         self._sampling: asyncio.Task[None] | None = None
         self._last_snapshot_at = 0.0
         self._seconds = 0.0  # of CPU time, that the last event took to make
-        client.on_snapshot = self._take
 
     def subscribe(self) -> Subscription:
         """A page has been opened."""
+        self._client.on_snapshot = self.take
         subscription = Subscription()
         self._open.add(subscription)
         if self._sampling is None or self._sampling.done():
@@ -97,7 +96,7 @@ class DashboardFeed:
             self._client.observe(self._share().encoded() if several else b"", watching=True)
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def take(self, snapshot: Snapshot) -> None:
         """A snapshot of the engine, which this process or another one has asked for."""
         if self._open:
             self._last_snapshot_at = self._clock()

@@ -94,6 +94,7 @@ async def serve(start: ApiProcessArgs) -> None:
         tracing=tracing,
     )
     app = create_app(state)
+    client.on_snapshot = state.dashboard.take  # pages at other API processes ask for our share
 
     def on_line(line: bytes) -> None:
         loop.call_soon_threadsafe(on_message, line, found, app.state.api_keys)

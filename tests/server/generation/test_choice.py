@@ -23,6 +23,8 @@ class NotedMetrics:
         self.gaps: list[float] = []
         self.ends: list[tuple[Any, ...]] = []
         self.aborts: list[str] = []
+        self.first: list[float] = []
+        self.first_token = self.first.append
         self.inter_token = self.gaps.append
         self.aborted = self.aborts.append
 
@@ -65,6 +67,7 @@ def test_the_metrics_are_told_of_each_gap_and_of_the_end(monkeypatch: pytest.Mon
     followed.feed(5.0, [])
     last = followed.feed(6.5, [3], finish="length", preemptions=1, mean_batch=2.5)
     assert last == ("d", "length", [3])
+    assert followed.metrics.first == [2.0]
     assert followed.metrics.gaps == [1.0, 2.5]
     times = {"arrived": 1.0, "started": 2.0, "first_token": 3.0, "ended": 6.5}
     assert followed.metrics.ends == [("length", 3, 4, times)]

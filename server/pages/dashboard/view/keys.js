@@ -23,7 +23,7 @@ export class Keys {
     this.body.replaceChildren(...names.map((name) => {
       const row = event.keys[name];
       const cells = [row.running, row.waiting, history.keyRate(name), row.requests];
-      return h("tr", {}, h("th", { scope: "row" }, name || (without ? "all" : "none")), cells.map((value) => h("td", {}, number(value))));
+      return h("tr", {}, h("th", { scope: "row" }, name || (without ? "all" : "batches")), cells.map((value) => h("td", {}, number(value))));
     }));
   }
 }
