@@ -16,12 +16,20 @@ from model_zoo.config import ModelError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-FLOATS = {
+# What models and the readers of quantized weights understand, by its name in a file.
+DTYPES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
 }
+GGUF = "*.gguf"
 MAX_NAMES = 5  # in an error message
 
 
@@ -53,7 +61,7 @@ class Checkpoint:
     def open(cls, directory: Path) -> Self:
         """Read the headers of all files.
 
-        Raises ModelError if files are missing, damaged, pickled or of quantized weights.
+        Raises ModelError if files are missing, damaged, pickled or of dtypes that no weight has.
         """
         sources: dict[str, CheckpointTensor] = {}
         for path in find_files(directory):
@@ -71,13 +79,13 @@ class Checkpoint:
             for name, entry in header.items():
                 if name == "__metadata__":
                     continue
-                if entry["dtype"] not in FLOATS:
+                if entry["dtype"] not in DTYPES:
                     raise ModelError(
                         f"{path}: tensor {name} is {entry['dtype']}: supported are "
-                        f"{', '.join(FLOATS)}: use the model's unquantized weights"
+                        f"{', '.join(DTYPES)}: use the model's unquantized weights"
                     )
                 first, last = entry["data_offsets"]
-                dtype, shape = FLOATS[entry["dtype"]], tuple(entry["shape"])
+                dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
                 sources[name] = CheckpointTensor(
                     path, name, dtype, shape, begin + first, last - first, opened
                 )
@@ -109,6 +117,12 @@ def find_files(directory: Path) -> list[Path]:
             f"{directory}: only pickled weights ({shorten(pickles)}), which can run code when they "
             "are read: convert them to safetensors, or use a repository that has them"
         )
+    gguf = sorted(path.name for path in directory.glob(GGUF))
+    if gguf:
+        raise ModelError(
+            f"{directory}: only GGUF files ({shorten(gguf)}), which are not supported: use this "
+            "model's repository of safetensors files, unquantized or quantized in another format"
+        )
     raise ModelError(f"{directory}: no *.safetensors file: download the model's weights")
 
 
@@ -131,3 +145,11 @@ def shorten(names: list[str]) -> str:
     """The first few names, and the number of the others."""
     more = len(names) - MAX_NAMES
     return ", ".join(names[:MAX_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+def wrong_shape(source: CheckpointTensor, shape: tuple[int, ...]) -> str:
+    """The sentence for a tensor of another shape than the model's."""
+    return (
+        f"{source} has shape {list(source.shape)}, config.json asks for {list(shape)}: they belong "
+        "to different models, download both again"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,11 +75,22 @@ class Fields:
             raise self.error(name, value, "supported: " + ", ".join(supported))
         return value
 
+    def strings(self, name: str) -> tuple[str, ...]:
+        """A list of strings.  Absent or null: empty."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+            raise self.error(name, value, "a list of strings is expected")
+        return tuple(value)
+
     def nested(self, name: str) -> Fields:
         value = self.values.get(name) or {}
         if not isinstance(value, dict):
             raise self.error(name, value, "a JSON object is expected")
         return Fields(self.path, value, f"{self._prefix}{name}.")
+
+    def overridden(self, values: Mapping[str, Any]) -> Fields:
+        """The same object with some fields replaced or added."""
+        return Fields(self.path, {**self.values, **values}, self._prefix)
 
     def refuse(self, name: str, why: str, *, allowed: tuple[object, ...] = (None, False)) -> None:
         """Raise ModelError unless the field has one of the allowed values."""

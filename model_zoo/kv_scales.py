@@ -11,8 +11,13 @@ from torch import Tensor
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelConfig, ModelError
 
-# Calibration tools write them under self_attn, or under the projection.
-NAME = re.compile(r"(?:model\.)?layers\.(\d+)\.self_attn\.(k_proj\.k|v_proj\.v|k|v)_scale")
+# Calibration tools write them under self_attn, or under the projection; compressed-tensors as the
+# scale of the projection's output.  Models that also see images have their layers deeper down.
+NAME = re.compile(
+    r"(?:model\.language_model\.|language_model\.model\.|language_model\.|model\.)?"
+    r"layers\.(?P<layer>\d+)\.self_attn\."
+    r"(?:(?P<kind>[kv])|(?P<projection>[kv])_proj\.(?:(?P=projection)|output))_scale"
+)
 
 
 def is_kv_scale(name: str) -> bool:
@@ -30,7 +35,7 @@ def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, 
         found = NAME.fullmatch(name)
         if found is None:
             continue
-        layer, kind = int(found[1]), "kv".index(found[2][-1])
+        layer, kind = int(found["layer"]), "kv".index(found["kind"] or found["projection"])
         if layer >= config.num_layers:
             raise ModelError(f"{source}: config.json describes {config.num_layers} layers")
         values = source.read().float().flatten()

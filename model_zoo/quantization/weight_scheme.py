@@ -1,0 +1,63 @@
+"""WeightScheme: the parameters of a Linear whose weight is quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from model_zoo.quantization.quantized_weight import BITS, CodeKind
+
+BLOCK = 128  # columns: K is a multiple, as the packed order of 4 bits asks for
+Parameters = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightScheme:
+    """How a weight [N, K] is stored and multiplied; fields as in QuantizedWeight.
+
+    Layers of the checkpoint can be fused into one Linear if their schemes are equal.
+    """
+
+    kind: CodeKind
+    row_group: int
+    column_group: int
+    scale_dtype: torch.dtype  # fp4: uint8, the bits of an e4m3 or e8m0
+    zeros: bool = False
+    row_scales: bool = False
+    permuted: bool = False
+
+    def parameters(self, outputs: int, inputs: int) -> Parameters:
+        """The parameters of PackedWeight for N outputs and K inputs."""
+        groups = -(-inputs // self.column_group)
+        grouped = (groups, outputs)
+        if self.row_group > 1:
+            grouped = (-(-outputs // self.row_group), groups)
+        found: Parameters = {
+            "words": ((outputs, inputs * BITS[self.kind] // 32), torch.int32),
+            "scales": (grouped, self.scale_dtype),
+        }
+        if self.zeros:
+            found["zeros"] = (grouped, torch.uint8)
+        if self.row_scales:
+            found["row_scales"] = ((outputs,), torch.float32)
+        if self.permuted:
+            found["permutation"] = ((inputs,), torch.int64)
+        return found
+
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Whether the kernels can multiply a weight of this shape, or a part of a fused one."""
+        whole_groups = self.row_group > 1 or inputs % self.column_group == 0
+        return inputs % BLOCK == 0 and outputs % self.row_group == 0 and whole_groups
+
+    def describe(self, inputs: int) -> str:
+        """`int4 in groups of 128`; inputs: K"""
+        if self.row_group > 1:
+            scales = f"blocks of {self.row_group} x {self.column_group}"
+        elif self.column_group >= inputs:
+            scales = "rows"
+        else:
+            scales = f"groups of {self.column_group}"
+        zeros = ", zero points" if self.zeros else ""
+        order = ", act-order" if self.permuted else ""
+        return f"{self.kind} in {scales}{zeros}{order}"
