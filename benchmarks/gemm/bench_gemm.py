@@ -30,7 +30,8 @@ def times_of(weights: list[Tensor], rows: int) -> dict[GemmImpl, float]:
     """Microseconds of each candidate, cuBLAS first."""
     outputs, inputs = weights[0].shape
     gemms = candidates(weights[0].device, rows, outputs, inputs)
-    return dict(zip(gemms, GemmTimer(weights, None, rows).microseconds(gemms), strict=True))
+    timer = GemmTimer(weights, None, rows, weights[0].dtype)
+    return dict(zip(gemms, timer.microseconds(gemms), strict=True))
 
 
 def fastest(times: Mapping[GemmImpl, float]) -> GemmImpl:

@@ -15,6 +15,7 @@ from torch import nn
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl, supports_kernels
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.quantization.weight_scheme import WeightScheme
 
 BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
 # Of the time of cuBLAS and silu_mul.  Under lasting load an H100 is bound by power, where up to 6 %
@@ -34,9 +35,11 @@ class GemmKey:
     bias: bool
     rows: int
     swiglu: bool = False  # silu(gate) * up of the output
+    scheme: WeightScheme | None = None  # of a quantized weight
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
+        what += f" of {self.scheme.describe(self.inputs)}" if self.scheme is not None else ""
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -62,7 +65,7 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
     from model_zoo.layers.gemm import autotune_cache
     from model_zoo.layers.gemm.timing import times
 
-    device = next(iter(layers.values()))[0].weight.device
+    device = next(iter(layers.values()))[0].device
     file = autotune_cache.chosen_file() if file is None else file
     environment_key = autotune_cache.environment_key(device)
     known = autotune_cache.read_choices(file, environment_key)
@@ -88,18 +91,21 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
 def run_candidates(model: nn.Module) -> None:
     """Run each candidate of autotune_gemms once, so that all are compiled."""
     for gemm_key, (layer, *_) in layers_by_key(model).items():
-        weight = layer.weight
-        x = torch.empty(gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=weight.device)
-        for gemm in candidates_for(gemm_key, weight.device):
-            gemm.run(x, weight, layer.bias)
+        x = torch.empty(gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device)
+        for gemm in candidates_for(gemm_key, layer.device):
+            gemm.run(x, layer.operand, layer.bias)
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:
-    """The candidates for a key, cuBLAS first."""
+    """The candidates for a key: first cuBLAS, or of a quantized weight the default."""
     from model_zoo.layers.gemm.candidates import candidates
     from model_zoo.layers.gemm.swiglu import swiglu_candidates
 
     shape = gemm_key.rows, gemm_key.outputs, gemm_key.inputs
+    if gemm_key.scheme is not None:
+        from model_zoo.layers.quantized_gemm.candidates import quantized_candidates
+
+        return quantized_candidates(device, *shape, gemm_key.scheme)
     if gemm_key.swiglu:
         return swiglu_candidates(device, *shape, bias=gemm_key.bias)
     return candidates(device, *shape)
@@ -109,12 +115,11 @@ def runnable(gemms: Sequence[GemmImpl], rows: int, layer: Linear) -> list[GemmIm
     """The GEMMs whose kernels fit the device's shared memory and registers."""
     from triton.runtime.errors import OutOfResources
 
-    weight = layer.weight
-    x = torch.zeros(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+    x = torch.zeros(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
     fitting: list[GemmImpl] = []
     for gemm in gemms:
         try:
-            gemm.run(x, weight, layer.bias)
+            gemm.run(x, layer.operand, layer.bias)
         except OutOfResources as error:
             log.debug("%s is not tried: %s", gemm, error)
         else:
@@ -131,12 +136,13 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
     for layer in model.modules():
         if not isinstance(layer, Linear) or layer.is_batch_invariant:
             continue
-        if supports_kernels(layer.weight.device, layer.weight.dtype):
-            outputs, inputs = layer.weight.shape
-            gemm_key = GemmKey(outputs, inputs, layer.weight.dtype, layer.bias is not None, 1)
+        if supports_kernels(layer.device, layer.dtype):
+            gemm_key = GemmKey(layer.outputs, layer.inputs, layer.dtype, layer.bias is not None, 1)
+            if layer.packed is not None:
+                gemm_key = replace(gemm_key, scheme=layer.packed.scheme)
             for rows in BUCKETS:
                 layers[replace(gemm_key, rows=rows)].append(layer)
-            if isinstance(layer, SwigluLinear):
+            if isinstance(layer, SwigluLinear) and layer.packed is None:
                 for rows in SIZES:
                     layers[replace(gemm_key, rows=rows, swiglu=True)].append(layer)
 

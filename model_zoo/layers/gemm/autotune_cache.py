@@ -20,9 +20,15 @@ import triton
 from attention.planner.costs import tuned_file
 from model_zoo.layers.gemm.implementations import CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
+from model_zoo.layers.quantized_gemm.dequant_gemm import DequantGemm
+from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
 
 KINDS: dict[str, type[GemmImpl]] = {
-    kind.__name__: kind for kind in (CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm)
+    kind.__name__: kind
+    for kind in (
+        *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
+        *(DequantGemm, ScaledMM),
+    )
 }
 Choices = dict[str, GemmImpl]  # by str(GemmKey)
 Written = dict[str, dict[str, str | int]]  # Choices in the file
@@ -50,6 +56,7 @@ def environment_key(device: torch.device) -> str:
 def sources() -> list[Path]:
     """The source files that a GEMM's time depends on."""
     here = sorted(Path(__file__).parent.glob("*.py"))
+    here += sorted((LAYERS / "quantized_gemm").glob("*.py"))
     return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
 
@@ -135,12 +142,12 @@ def _ignore(file: Path, error: Exception) -> None:
 
 
 def _encoded(gemm: GemmImpl) -> dict[str, str | int]:
-    return {"kind": type(gemm).__name__, **asdict(gemm)}
+    return {"gemm": type(gemm).__name__, **asdict(gemm)}
 
 
 def _decoded(values: dict[str, str | int]) -> GemmImpl:
-    numbers = {name: value for name, value in values.items() if name != "kind"}
-    for name, value in numbers.items():
-        if type(value) is not int or value < 0:
+    fields = {name: value for name, value in values.items() if name != "gemm"}
+    for name, value in fields.items():
+        if isinstance(value, int) and value < 0:
             raise ValueError(f"{name} is {value!r}")
-    return KINDS[str(values["kind"])](**numbers)
+    return KINDS[str(values["gemm"])](**fields)

@@ -21,14 +21,19 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
     Call it before anything runs.  Raises ValueError for a layer with unaligned rows.
     """
     from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
+    from model_zoo.layers.quantized_gemm.dequant_gemm import BatchInvariantDequantGemm
 
     for name, layer in model.named_modules():
-        if isinstance(layer, Linear):
+        if not isinstance(layer, Linear):
+            continue
+        if layer.packed is not None:
+            layer.use_gemms({}, BatchInvariantDequantGemm(), batch_invariant=True)
+        else:
             outputs, inputs = layer.weight.shape
             if inputs * layer.weight.element_size() % ALIGNED:
                 raise ValueError(f"{name} has rows of {inputs} numbers, not of whole 16 bytes")
             programs, few = _few_rows(layer.weight, outputs, inputs)
-            layer.use_gemms(few, fallback=BatchInvariantGemm(programs))
+            layer.use_gemms(few, BatchInvariantGemm(programs), batch_invariant=True)
 
 
 def _few_rows(weight: torch.Tensor, outputs: int, inputs: int) -> tuple[int, dict[int, GemmImpl]]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,9 +31,25 @@ BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that are tuned; each covers smal
 MAX_ROWS = BUCKETS[-1]
 
 
+class Weight(Protocol):
+    """A weight [N, K]: a Tensor, or a PackedWeight."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 class GemmImpl(Protocol):
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or SwiGLU of it [M, N / 2]."""
+    def run(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or SwiGLU of it [M, N / 2].
+
+        weight: a Tensor, or a PackedWeight for the GEMMs of quantized_gemm/.
+        """
         ...
 
 

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl
+from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl, Weight
 from model_zoo.layers.linear import Linear
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
@@ -27,15 +27,18 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
 class GemmTimer:
     """Times GEMMs of x [rows, K] with `weights` [N, K] in turn; owns the captured graphs."""
 
-    def __init__(self, weights: Sequence[Tensor], bias: Tensor | None, rows: int) -> None:
+    def __init__(
+        self, weights: Sequence[Weight], bias: Tensor | None, rows: int, dtype: torch.dtype
+    ) -> None:
+        """dtype: of x"""
         self._weights, self._bias = weights, bias
         long = rows > MAX_ROWS
         self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
         weight = weights[0]
-        self._source = torch.randn(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
+        self._source = torch.randn(rows, weight.shape[1], dtype=dtype, device=weight.device)
         self._x = torch.zeros_like(self._source)
-        self._ones = torch.ones(weight.shape[1], dtype=weight.dtype, device=weight.device)
+        self._ones = torch.ones(weight.shape[1], dtype=dtype, device=weight.device)
         self._stream = side_stream(weight.device)
 
     def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
@@ -82,5 +85,5 @@ def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> lis
     """Microseconds of each GEMM for `rows` rows, over the weights of all layers."""
     if len(gemms) == 1:
         return [0.0]
-    weights = [layer.weight for layer in layers]
-    return GemmTimer(weights, layers[0].bias, rows).microseconds(gemms)
+    weights = [layer.operand for layer in layers]
+    return GemmTimer(weights, layers[0].bias, rows, layers[0].dtype).microseconds(gemms)

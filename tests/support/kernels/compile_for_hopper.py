@@ -5,7 +5,7 @@ called with tensors of no device, compile as they would before a launch, and lau
 
     python -m tests.support.kernels.compile_for_hopper NAME ...
 
-prints one JSON object, {NAME: [kernel, ...]}; no NAME: all.
+prints one JSON object, {NAME: [kernel, ...]}; no NAME: all of shipped_kernels.py.
 
 Needs Triton for Linux on x86-64; TRITON_INTERPRET must not be set.
 """
@@ -155,7 +155,9 @@ def compiled(call: Callable[[], None]) -> list[dict[str, Any]]:
 if __name__ == "__main__":
     from attention.common import dependent_launch
     from tests.support.kernels.shipped_kernels import SHIPPED
+    from tests.support.kernels.shipped_quantized import QUANTIZED
 
     # Kernels are launched as on a GPU of this kind, one before the other has ended.
     dependent_launch.can_depend = lambda device: True
-    json.dump({name: compiled(SHIPPED[name]) for name in sys.argv[1:] or SHIPPED}, sys.stdout)
+    calls = SHIPPED | QUANTIZED
+    json.dump({name: compiled(calls[name]) for name in sys.argv[1:] or SHIPPED}, sys.stdout)

@@ -1,0 +1,1 @@
+"""GEMMs with quantized weights: packing, dequantizing kernels, fp8 products."""

@@ -1,0 +1,99 @@
+"""y = x W^T + b of a PackedWeight by cuBLAS: in fp8, or in bf16 after dequantizing the weight.
+
+For many rows, where cuBLAS is limited by its arithmetic and the passes before it are small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.layers.quantized_gemm.quantize_rows import (
+    GROUP,
+    QuantizedRows,
+    ScaleKind,
+    quantize_rows,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMM:
+    """torch._scaled_mm of weights of kind fp8, with activations quantized to fp8 on the way.
+
+    kind        "row": scales of rows of x and of W; compute capability 8.9 or more.
+                "block": 1 x 128 of x, 128 x 128 of W; compute capability 9.0
+    fast_accum  sums of fewer bits on the tensor cores; of kind "row" only
+    """
+
+    kind: ScaleKind
+    fast_accum: bool = False
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        """Whether cuBLAS takes the shape: it reads a row of block scales by 16 bytes."""
+        return outputs % 16 == 0 and inputs % (4 * GROUP if self.kind == "block" else 64) == 0
+
+    def multiplies(self, weight: PackedWeight) -> bool:
+        """Whether the weight is of the kind's scales."""
+        if weight.kind != "fp8" or weight.permutation is not None:
+            return False
+        outputs, inputs = weight.shape
+        if self.kind == "block":
+            fits = weight.row_group == weight.column_group == GROUP
+        else:
+            fits = weight.row_group == 1 and weight.column_group >= inputs
+        return fits and self.serves(1, outputs, inputs)
+
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        return self.product(quantize_rows(x, self.kind), weight, bias)
+
+    def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """The same of rows that are quantized already, with scales of this kind."""
+        assert x.kind == self.kind and self.multiplies(weight)
+        if x.count == 0:
+            return weight.words.new_empty((0, len(weight.words)), dtype=x.dtype)
+        codes = weight.words.view(torch.float8_e4m3fn)  # [N, K]
+        blocks = self.kind == "block"
+        scales = weight.scales.t() if blocks else weight.scales.float()
+        y = torch._scaled_mm(
+            x.codes, codes.t(), x.scales, scales, None if blocks else bias, out_dtype=x.dtype,
+            use_fast_accum=self.fast_accum and not blocks,
+        )[: x.count]  # fmt: skip
+        return y.add_(bias) if blocks and bias is not None else y
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DequantizedGemm:
+    """cuBLAS with the weight dequantized into `scratch`, which layers share one after the other.
+
+    scratch  [elements] bf16 or fp16, of make_scratch
+    """
+
+    scratch: Tensor
+
+    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
+        return outputs * inputs <= self.scratch.numel()
+
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        outputs, inputs = weight.shape
+        assert self.serves(len(x), outputs, inputs) and x.dtype == self.scratch.dtype
+        plain = self.scratch[: outputs * inputs].view(outputs, inputs)
+        dequantize_into(weight, plain)
+        return F.linear(x, plain, bias)
+
+
+def make_scratch(weights: Iterable[PackedWeight], dtype: torch.dtype) -> Tensor:
+    """Room for the largest of `weights`, of one device, for DequantizedGemm.
+
+    It is made once, before a CUDA graph is captured: a graph keeps its address.
+    """
+    found = list(weights)
+    largest = max(outputs * inputs for outputs, inputs in (weight.shape for weight in found))
+    return torch.empty(largest, dtype=dtype, device=found[0].words.device)

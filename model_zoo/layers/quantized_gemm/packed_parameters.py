@@ -1,0 +1,97 @@
+"""PackedParameters: the parameters of a quantized weight."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
+from model_zoo.quantization.quantized_weight import QuantizedWeight
+from model_zoo.quantization.weight_scheme import WeightScheme
+
+
+class PackedParameters(nn.Module):
+    """A weight [outputs, inputs] of a scheme."""
+
+    def __init__(self, scheme: WeightScheme, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.scheme = scheme
+        for name, (shape, dtype) in scheme.parameters(outputs, inputs).items():
+            parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+            self.register_parameter(name, parameter)
+        self._has_order = False
+
+    @cached_property
+    def weight(self) -> PackedWeight:
+        """The parameters as the kernels take them, without a copy."""
+        scheme, found = self.scheme, dict(self.named_parameters())
+        return PackedWeight(
+            kind=scheme.kind,
+            words=found["words"],
+            scales=found["scales"],
+            row_group=scheme.row_group,
+            column_group=scheme.column_group,
+            zeros=found.get("zeros"),
+            row_scales=found.get("row_scales"),
+            permutation=found.get("permutation"),
+        )
+
+    @torch.no_grad()
+    def store(self, first: int, weight: QuantizedWeight) -> None:
+        """Fill the rows from `first` on.
+
+        Raises ValueError if the order of its columns is not that of the rows stored before.
+        """
+        self._store_order(weight.permutation)
+        rows, mine = pack(weight), self.weight
+        last = first + len(rows.words)
+        mine.words[first:last] = rows.words
+        if rows.row_group > 1:
+            mine.scales[first // rows.row_group :][: len(rows.scales)] = rows.scales
+        else:
+            mine.scales[:, first:last] = rows.scales
+        if mine.zeros is not None and rows.zeros is not None:
+            mine.zeros[:, first:last] = rows.zeros
+        if mine.row_scales is not None and rows.row_scales is not None:
+            mine.row_scales[first:last] = rows.row_scales
+
+    def _store_order(self, permutation: Tensor | None) -> None:
+        mine = self.weight.permutation
+        if mine is None:
+            if permutation is None:
+                return
+            raise ValueError("its columns are in another order, which config.json does not say")
+        if permutation is None:
+            permutation = torch.arange(len(mine), device=mine.device)
+        if self._has_order and not torch.equal(mine, permutation):
+            raise ValueError(
+                "the order of its columns (act-order) is not that of the layers fused with it"
+            )
+        mine.copy_(permutation)
+        self._has_order = True
+
+    @torch.no_grad()
+    def fill_randomly(self) -> None:
+        """Random codes, with scales for a standard deviation of about 0.02."""
+        scheme, weight = self.scheme, self.weight
+        device = weight.words.device
+        if scheme.kind == "fp8":
+            for part in weight.words.split(1 << 12):
+                codes = torch.randn(len(part), 4 * part.shape[1], device=device) * 64
+                part.copy_(codes.to(torch.float8_e4m3fn).view(torch.int32))
+        else:
+            weight.words.random_(-(1 << 31), 1 << 31)
+        if scheme.kind == "fp4":
+            ones = torch.ones(1, dtype=torch.float8_e4m3fn).view(torch.uint8).item()
+            weight.scales.fill_(ones if scheme.row_scales else 127 - 7)  # e4m3 1.0, or e8m0 2^-7
+        else:
+            deviation = {"fp8": 64.0, "int4": 4.6, "int8": 74.0}[scheme.kind]
+            weight.scales.fill_(0.02 / deviation)
+        if weight.row_scales is not None:
+            weight.row_scales.fill_(0.02 / 2.9)
+        if weight.zeros is not None:
+            weight.zeros.fill_(8 if scheme.kind == "int4" else 128)
+        if weight.permutation is not None:
+            weight.permutation.copy_(torch.randperm(len(weight.permutation), device=device))

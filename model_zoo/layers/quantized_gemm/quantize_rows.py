@@ -1,0 +1,191 @@
+"""Activations as fp8 codes and scales, for torch._scaled_mm; alone, after a norm or after SwiGLU.
+
+quantize_rows, add_rms_norm_quantize, silu_mul_quantize
+  grid      (rows, runs of columns): one run where a sum or a scale needs the whole row
+  reads     x [M, K], or gates and ups [M, 2 K], bf16 or fp16, rows at any stride
+  writes    codes [rows, K] e4m3 in the order of a PackedWeight's 8-bit words, and float32 scales:
+            one per row [rows, 1], or one per 128 columns [rows, K / 128] with strides (1, rows), as
+            torch._scaled_mm takes them.  rows is M rounded up; rows beyond M have codes 0
+  math      scale = max |x| / 448 (OCP e4m3's largest); codes round x / scale.  The norm and SwiGLU
+            round as add_rms_norm and silu_mul do, so that fused and separate codes are the same
+  launch    dependents are launched at once; before the wait it reads the norm's weight
+  bound     memory: 3 * M * K bytes; 7 with a norm, 5 with SwiGLU
+  checked   tests/model_zoo/layers/quantized_gemm/test_quantize_rows.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
+from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
+
+ScaleKind = Literal["row", "block"]
+GROUP = 128  # columns of a scale of kind "block"
+# Rows are rounded up to a multiple of this: cuBLAS reads a column of block scales by 16 bytes, and
+# has no product of a single row with fast accumulation and a bias.
+ROW_MULTIPLE: dict[ScaleKind, int] = {"row": 16, "block": 4}
+LARGEST = tl.constexpr(448.0)
+LEAST = tl.constexpr(1e-10)  # in place of a largest value of 0
+RUN = 1024  # columns of a program, where scales allow it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedRows:
+    """x [M, K] as codes, of which row m, column k is codes[m, k'] * scales[m, 0 or k // 128];
+    k' is k in the order of packed 8-bit blocks."""
+
+    codes: Tensor  # [rows, K] float8_e4m3fn
+    scales: Tensor  # [rows, 1] or [rows, K / 128] float32
+    kind: ScaleKind
+    count: int  # M; at most rows
+    dtype: torch.dtype  # of x
+
+
+@triton.jit
+def _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+    """x [BLOCK], columns start.. of a row, 0 beyond K; GROUP: columns of a scale, 0 for the row."""
+    GROUPS: tl.constexpr = BLOCK // GROUP if GROUP else 1
+    values = x.to(tl.float32).reshape(GROUPS, BLOCK // GROUPS)
+    largest = tl.maximum(tl.max(tl.abs(values), 1), LEAST)
+    group = start // (BLOCK // GROUPS) + tl.arange(0, GROUPS)
+    tl.store(SCALES + group * rows + row, largest / LARGEST, mask=group * (BLOCK // GROUPS) < K)
+    scaled = values * (1.0 / largest * LARGEST)[:, None]
+    codes = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(tl.float8e4nv)
+    # Column 16 u + 8 i + 2 t + e of a block is byte 16 t + 4 u + 2 e + i.
+    blocks = codes.reshape(BLOCK // 64, 4, 2, 4, 2).permute(0, 3, 1, 4, 2)
+    byte = start + tl.arange(0, BLOCK)
+    tl.store(CODES + row * K + byte, blocks.reshape(BLOCK), mask=byte < K)
+
+
+@triton.jit
+def _quantize_rows(
+    X, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    if DEPENDENT:
+        start_successor_and_wait()
+    x = tl.load(X + row * x_row + column, mask=(column < K) & (row < M), other=0.0)
+    _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
+
+
+@triton.jit
+def _add_rms_norm_quantize(
+    X, RESIDUAL, WEIGHT, CODES, SCALES, eps, M, rows, x_row, residual_row, K: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    mask = (column < K) & (row < M)
+    weight = tl.load(WEIGHT + column, mask=column < K, other=0.0).to(tl.float32)
+    if DEPENDENT:
+        start_successor_and_wait()
+    residual_at = RESIDUAL + row * residual_row + column
+    total = tl.load(residual_at, mask=mask, other=0.0)
+    if X is not None:
+        x = tl.load(X + row * x_row + column, mask=mask, other=0.0)
+        total = (total.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
+        tl.store(residual_at, total, mask=mask)
+    _write_codes(rms_norm(total, weight, eps, K), CODES, SCALES, row, rows, 0, K, BLOCK, GROUP)
+
+
+@triton.jit
+def _silu_mul_quantize(
+    GATE_UP, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.program_id(1) * BLOCK
+    column = start + tl.arange(0, BLOCK)
+    mask = (column < K) & (row < M)
+    if DEPENDENT:
+        start_successor_and_wait()
+    at = GATE_UP + row * x_row + column
+    gate = tl.load(at, mask=mask, other=0.0)
+    up = tl.load(at + K, mask=mask, other=0.0)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
+    product = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+    _write_codes(product, CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
+
+
+def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
+    """x [M, K], rows at any stride; K a multiple of 64, of 128 for kind "block"."""
+    count, columns = x.shape
+    out = _room(x, count, columns, kind)
+    if count:
+        block, runs = _runs(columns, kind)
+        _quantize_rows[(len(out.codes), runs)](
+            x, out.codes, out.scales, count, len(out.codes), x.stride(0), columns, BLOCK=block,
+            GROUP=_group(kind), num_warps=norm_warps(block), **dependent_launch(x.device),
+        )  # fmt: skip
+    return out
+
+
+def add_rms_norm_quantize(
+    x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, kind: ScaleKind
+) -> QuantizedRows:
+    """residual += x; the codes of rms_norm(residual) * weight.
+
+    x, residual: [M, K] of one type, rows at any stride; x None: residual already is the sum
+    weight:      [K]
+    """
+    count, columns = residual.shape
+    assert weight.shape == (columns,) and weight.stride(0) == residual.stride(1) == 1
+    assert x is None or (x.shape == residual.shape and x.stride(1) == 1)
+    out = _room(residual, count, columns, kind)
+    if count:
+        block = triton.next_power_of_2(columns)
+        _add_rms_norm_quantize[(len(out.codes),)](
+            x, residual, weight, out.codes, out.scales, eps, count, len(out.codes),
+            0 if x is None else x.stride(0), residual.stride(0), K=columns, BLOCK=block,
+            GROUP=_group(kind), num_warps=norm_warps(block), **dependent_launch(residual.device),
+        )  # fmt: skip
+    return out
+
+
+def silu_mul_quantize(gate_up: Tensor, kind: ScaleKind) -> QuantizedRows:
+    """The codes of silu(gate) * up of gate_up [M, 2 K], rows at any stride."""
+    count, columns = gate_up.shape[0], gate_up.shape[1] // 2
+    out = _room(gate_up, count, columns, kind)
+    if count:
+        block, runs = _runs(columns, kind)
+        _silu_mul_quantize[(len(out.codes), runs)](
+            gate_up, out.codes, out.scales, count, len(out.codes), gate_up.stride(0), columns,
+            BLOCK=block, GROUP=_group(kind), num_warps=norm_warps(block),
+            **dependent_launch(gate_up.device),
+        )  # fmt: skip
+    return out
+
+
+def _room(x: Tensor, count: int, columns: int, kind: ScaleKind) -> QuantizedRows:
+    """Uninitialized codes and scales of x."""
+    assert x.dtype in (torch.bfloat16, torch.float16) and x.stride(1) == 1
+    assert columns % (GROUP if kind == "block" else 64) == 0
+    multiple = ROW_MULTIPLE[kind]
+    rows = -(-count // multiple) * multiple
+    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    groups = columns // GROUP if kind == "block" else 1
+    scales = torch.empty(groups, rows, dtype=torch.float32, device=x.device).t()
+    return QuantizedRows(codes=codes, scales=scales, kind=kind, count=count, dtype=x.dtype)
+
+
+def _runs(columns: int, kind: ScaleKind) -> tuple[int, int]:
+    """-> (columns of a program, programs of a row)."""
+    block = min(RUN, triton.next_power_of_2(columns))
+    if kind == "row":
+        block = triton.next_power_of_2(columns)
+    return block, triton.cdiv(columns, block)
+
+
+def _group(kind: ScaleKind) -> int:
+    return GROUP if kind == "block" else 0

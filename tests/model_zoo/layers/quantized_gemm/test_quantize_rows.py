@@ -1,0 +1,131 @@
+"""Activations as fp8: codes and scales, and the fused forms."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
+from model_zoo.layers.kernels.silu_mul import silu_mul
+from model_zoo.layers.quantized_gemm.packed_weight import byte_columns
+from model_zoo.layers.quantized_gemm.quantize_rows import (
+    QuantizedRows,
+    ScaleKind,
+    add_rms_norm_quantize,
+    quantize_rows,
+    silu_mul_quantize,
+)
+
+BF16, FP16 = torch.bfloat16, torch.float16
+# The interpreter cuts bfloat16 off where a GPU rounds.
+DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16]
+
+
+def rows_of(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    """Rows of very different size, one of them zeros."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    x = torch.randn(shape, generator=generator) * 10.0 ** torch.arange(-2, shape[0] - 2)[:, None]
+    x[-1] = 0
+    return x.to(dtype).to(device)
+
+
+def in_order_of_columns(codes: Tensor) -> Tensor:
+    """The bits of codes [rows, K]."""
+    columns = byte_columns(codes.device)
+    blocks = codes.view(torch.uint8).view(len(codes), -1, 64)
+    return torch.empty_like(blocks).index_copy_(2, columns, blocks).view(len(codes), -1)
+
+
+def check(found: QuantizedRows, x: Tensor, kind: ScaleKind) -> None:
+    """Against the definition in float32."""
+    count, columns = x.shape
+    assert found.count == count and found.kind == kind and found.dtype == x.dtype
+    grouped = x.float().view(count, -1, 128 if kind == "block" else columns)
+    scales = grouped.abs().amax(2).clamp(min=1e-10) / 448
+    torch.testing.assert_close(found.scales[:count], scales, rtol=1e-6, atol=0)
+    expected = (grouped / scales[:, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
+    bits = expected.view(torch.uint8).view(count, columns).int()
+    codes = in_order_of_columns(found.codes)[:count].int()
+    if x.device.type == "cpu":  # the interpreter loses a carry from the mantissa to the exponent
+        carried = (bits & 7) == 0
+        bits, codes = bits[~carried], codes[~carried]
+        assert len(bits) > 0.8 * carried.numel() * (x != 0).any(1).float().mean()
+    assert (bits - codes).abs().max() <= 1
+    # The kernel multiplies by the inverse of the scale: numbers between two codes may differ.
+    assert (bits == codes).float().mean() > 0.99
+    assert not in_order_of_columns(found.codes)[count:].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("shape", [(1, 256), (5, 384), (6, 1536)])
+def test_codes_are_those_of_the_definition(
+    device: str, dtype: torch.dtype, kind: ScaleKind, shape: tuple[int, int]
+):
+    x = rows_of(device, dtype, shape[0] + 1, shape[1])[: shape[0]]
+    check(quantize_rows(x, kind), x, kind)
+
+
+def test_scales_lie_as_scaled_mm_takes_them(device: str):
+    x = rows_of(device, FP16, 5, 512)
+    rows, blocks = quantize_rows(x, "row"), quantize_rows(x, "block")
+    assert rows.codes.shape == (16, 512) and blocks.codes.shape == (8, 512)
+    assert rows.scales.shape == (16, 1) and rows.scales.is_contiguous()
+    assert blocks.scales.shape == (8, 4) and blocks.scales.stride() == (1, 8)
+
+
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_rows_may_lie_apart_and_zeros_stay_zeros(device: str, kind: ScaleKind):
+    wide = rows_of(device, FP16, 4, 512)
+    found = quantize_rows(wide[:, :256], kind)
+    check(found, wide[:, :256], kind)
+    assert not found.codes[3].view(torch.uint8).any() and found.scales.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_a_fused_norm_has_the_codes_of_a_separate_one(
+    device: str, dtype: torch.dtype, kind: ScaleKind
+):
+    x, residual = rows_of(device, dtype, 5, 384), rows_of(device, dtype, 5, 384).flip(0)
+    weight = rows_of(device, dtype, 3, 384)[0] * 20 + 1
+    separate, fused = (x.clone(), residual.clone()), residual.clone()
+    add_rms_norm(*separate, weight, 1e-6)
+    expected = quantize_rows(separate[0], kind)
+    found = add_rms_norm_quantize(x, fused, weight, 1e-6, kind)
+    assert torch.equal(fused, separate[1])
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+    again = add_rms_norm_quantize(None, fused, weight, 1e-6, kind)
+    alone = quantize_rows(norm_of_sum(fused, weight, 1e-6), kind)
+    assert torch.equal(again.codes.view(torch.uint8), alone.codes.view(torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_a_fused_swiglu_has_the_codes_of_a_separate_one(
+    device: str, dtype: torch.dtype, kind: ScaleKind
+):
+    gate_up = rows_of(device, dtype, 5, 2 * 1280)
+    expected = quantize_rows(silu_mul(gate_up), kind)
+    found = silu_mul_quantize(gate_up, kind)
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)
+
+
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_no_rows_are_no_error(device: str, kind: ScaleKind):
+    none = torch.empty(0, 256, dtype=FP16, device=device)
+    assert quantize_rows(none, kind).codes.shape == (0, 256)
+    assert silu_mul_quantize(none, kind).codes.shape == (0, 128)
+    assert add_rms_norm_quantize(None, none, none.new_ones(256), 1e-6, kind).count == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("columns", [4096, 12288])
+def test_many_rows_have_the_codes_of_the_definition(kind: ScaleKind, columns: int):
+    x = torch.randn(1001, columns, device="cuda").to(BF16)
+    check(quantize_rows(x, kind), x, kind)

@@ -1,0 +1,85 @@
+"""What the compiler makes of the kernels of quantized weights for an H100; no GPU is needed.
+
+Limits are the figures of Triton 3.6 and 3.7 with some room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.support.kernels.shipped_quantized import FORMATS, QUANTIZED
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and kept them
+
+
+@pytest.fixture(scope="module")
+def shipped() -> dict[str, list[dict[str, Any]]]:
+    """The kernels of each call; compiled by a process of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *QUANTIZED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def count(operations: list[str], *beginnings: str) -> int:
+    return sum(operation.startswith(beginnings) for operation in operations)
+
+
+def test_no_kernel_spills_registers(shipped: dict[str, list[dict[str, Any]]]):
+    kernels = [(name, kernel) for name, found in shipped.items() for kernel in found]
+    assert len(kernels) >= len(QUANTIZED)
+    assert not [name for name, kernel in kernels if kernel["stack"]]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_dequantizing_writes_widely_in_few_instructions(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    """32 weights a thread; at the memory's speed an H100 has 15 instructions for each."""
+    (kernel,) = shipped[f"dequantize {name}"]
+    operations = kernel["operations"]
+    assert count(operations, "STG.E.128") == count(operations, "STG") == 4
+    assert len(operations) <= 14 * 32 and kernel["resident"] >= 8
+    assert count(operations, "I2F") <= 1, "slow: of zeros, not of weights"
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_of_quantized_weights_run_on_tensor_cores_beside_asynchronous_loads(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    (kernel,) = shipped[f"dequant_gemm {name}"]
+    hot = kernel["hot"]
+    assert count(hot, "HGMMA", "HMMA") >= 8 and count(hot, "LDGSTS") >= 4
+    assert not count(hot, "LDL", "STL") and kernel["resident"] >= 2
+    assert count(hot, "I2F") <= 8, "slow: of zeros, not of the 64 weights of a thread"
+
+
+@pytest.mark.parametrize("rows", [16, 128, 4096])
+def test_batch_invariant_products_use_one_kind_of_instruction(
+    shipped: dict[str, list[dict[str, Any]]], rows: int
+):
+    """Others may round differently, and rows of all numbers must meet the same."""
+    (kernel,) = shipped[f"batch_invariant_dequant at {rows}"]
+    assert count(kernel["operations"], "HGMMA") >= 8 and not count(kernel["operations"], "HMMA")
+
+
+@pytest.mark.parametrize("kind", ["row", "block"])
+def test_quantized_rows_are_read_and_written_widely(
+    shipped: dict[str, list[dict[str, Any]]], kind: str
+):
+    kernels = shipped[f"quantize {kind}"]
+    assert len(kernels) == 3
+    for kernel in kernels:
+        operations = kernel["operations"]
+        assert count(operations, "LDG") == count(operations, "LDG.E.128")
+        assert count(operations, "STG.E.128", "STG.E.64") >= count(operations, "STG") - 1
+        assert count(operations, "F2FP.SATFINITE.E4M3") >= 4, "two codes an instruction"
