@@ -50,11 +50,6 @@ def read_config(directory: Path | str) -> ModelConfig:
         )
     fields = Fields.read(path)
     model_type = fields.choice("model_type", MODEL_TYPES)
-    fields.refuse(
-        "quantization_config",
-        "quantized weights are not supported: use the unquantized repository of this model",
-        allowed=(None,),
-    )
     _check_head(fields)
     dtype = _dtype(fields)
     if model_type == "gpt2":

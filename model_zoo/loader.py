@@ -1,4 +1,4 @@
-"""Loads a model's weights from safetensors files directly into its parameters."""
+"""Loads a model's weights from safetensors files into its parameters."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from model_zoo.checkpoint import Checkpoint, CheckpointTensor, shorten
-from model_zoo.config import ModelConfig, ModelError
-from model_zoo.kv_scales import is_kv_scale
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.config import ModelConfig
+from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.model import Model
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from model_zoo.registry import build
-from model_zoo.weight_reader import WeightReader
-from model_zoo.weights import Weights
+from model_zoo.weight_reader import WeightReader, read_in_turn
+from model_zoo.weight_targets import WeightTargets
 
 ProgressCallback = Callable[[str, int, int], None]  # phase, done, total
-# Buffers that some versions of transformers save and that are computed here.
-IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
 
 class ModelLoader:
@@ -38,33 +38,50 @@ class ModelLoader:
         dtype: torch.dtype,
         device: torch.device,
         load_format: str = "auto",
+        quantization: str = "auto",
     ) -> None:
-        """Weights are converted to `dtype`; load_format "dummy" fills them randomly, for
-        benchmarks.
+        """Unquantized weights are converted to `dtype`.
 
+        load_format   "dummy" fills weights randomly, for benchmarks
+        quantization  "auto": as the checkpoint; "fp8": unquantized Linears are quantized
         Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
         """
-        self._matched: dict[str, CheckpointTensor] = {}
+        directory = Path(directory)
+        checkpoint = None if load_format == "dummy" else Checkpoint.open(directory)
+        packs = supports_kernels(device, dtype)
+        layers = CheckpointLayers.open(
+            directory, checkpoint, quantization=quantization, packs=packs
+        )
+        self._targets: WeightTargets | None = None
         self._reading: WeightReader | None = None
-        if load_format != "dummy":
-            checkpoint = Checkpoint.open(Path(directory))
-            shapes = build(config, dtype, torch.device("meta")).weights()
-            self._matched = _match(shapes, checkpoint, config, Path(directory))
-        self.model = build(config, dtype, device).eval()
-        if not self._matched:
-            _fill_randomly(self.model)
-        elif device.type == "cuda":
-            self._reading = WeightReader(self.model.weights(), self._matched)
+        if checkpoint is not None:  # before memory is allocated
+            model = build(config, dtype, torch.device("meta"), layers.scheme_of)
+            WeightTargets(model, checkpoint, layers, directory)
+        self.model = build(config, dtype, device, layers.scheme_of).eval()
+        if packs:
+            from model_zoo.layers.quantized_gemm.candidates import use_quantized_gemms
+
+            use_quantized_gemms(self.model)
+        if checkpoint is None:
+            fill_randomly(self.model)
+            return
+        self._targets = WeightTargets(self.model, checkpoint, layers, directory)
+        if device.type == "cuda":
+            self._reading = WeightReader(self._targets.targets, device)
 
     def finish(self, progress: ProgressCallback) -> Model:
         """Wait for the weights; progress("weights", bytes done, total bytes) meanwhile.
 
-        Raises ModelError for a truncated or unreadable file.
+        Raises ModelError for a truncated or unreadable file, or damaged quantized weights.
         """
+
+        def report(done: int, total: int) -> None:
+            progress("weights", done, total)
+
         if self._reading is not None:
-            self._reading.finish(lambda done, total: progress("weights", done, total))
-        elif self._matched:
-            _fill(self.model.weights(), self._matched, progress)
+            self._reading.finish(report)
+        elif self._targets is not None:
+            read_in_turn(self._targets.targets, report)
         for module in self.model.modules():
             if isinstance(module, Linear):
                 module.prepare()
@@ -72,61 +89,12 @@ class ModelLoader:
 
 
 @torch.no_grad()
-def _fill_randomly(model: nn.Module) -> None:
+def fill_randomly(model: nn.Module) -> None:
     """Standard deviation 0.02, norms around 1: zeros would draw less power and run faster."""
     for module in model.modules():
+        if isinstance(module, PackedParameters):
+            module.fill_randomly()
+            continue
         centre = 1.0 if isinstance(module, RMSNorm | LayerNorm) else 0.0
         for name, parameter in module.named_parameters(recurse=False):
             parameter.normal_(centre if name == "weight" else 0.0, 0.02)
-
-
-def _match(
-    parameters: Weights, checkpoint: Checkpoint, config: ModelConfig, directory: Path
-) -> dict[str, CheckpointTensor]:
-    """Parameter name -> its tensor on disk.  Raises ModelError unless they match one to one."""
-    outer = next(iter(parameters)).split(".")[0] + "."  # "model." or "transformer."
-    matched: dict[str, CheckpointTensor] = {}
-    unexpected: list[str] = []
-    for name, source in checkpoint.sources.items():
-        # A model saved without its head lacks the outer prefix.
-        known = name if name in parameters else outer + name
-        if known in parameters:
-            matched[known] = source
-        elif not (
-            name.endswith(IGNORED)
-            or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
-            or (config.tie_embeddings and name == "lm_head.weight")
-        ):
-            unexpected.append(name)
-    missing = [name for name in parameters if name not in matched]
-    if missing or unexpected:
-        found = [f"missing: {shorten(missing)}"] if missing else []
-        found += [f"unexpected: {shorten(sorted(unexpected))}"] if unexpected else []
-        raise ModelError(
-            f"{directory}: these are not the weights of the {config.model_type} model of "
-            f"{config.num_layers} layers that config.json describes: {'; '.join(found)}: check "
-            "config.json, or download the model again"
-        )
-    for name, source in matched.items():
-        if source.shape != tuple(parameters[name].shape):
-            raise ModelError(
-                f"{source} has shape {list(source.shape)}, config.json asks for "
-                f"{list(parameters[name].shape)}: they belong to different models, download "
-                "both again"
-            )
-    return matched
-
-
-@torch.no_grad()
-def _fill(
-    parameters: Weights, matched: dict[str, CheckpointTensor], progress: ProgressCallback
-) -> None:
-    # In file order, since sequential reads are faster.
-    order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
-    total = sum(source.num_bytes for source in matched.values())
-    done = 0
-    for name in order:
-        tensor: Tensor = matched[name].read()
-        parameters[name].copy_(tensor)
-        done += tensor.nbytes
-        progress("weights", done, total)

@@ -6,14 +6,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
-from model_zoo.layers.embedding import Embedding, LMHead
+from model_zoo.layers.embedding import Embedding
+from model_zoo.layers.linear import Linear, Projection
+from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from model_zoo.weights import Weights
+
+Weights = dict[str, Tensor]  # by name in the checkpoint
 
 
 class Model(nn.Module, ABC):
@@ -22,17 +24,18 @@ class Model(nn.Module, ABC):
     def __init__(
         self,
         config: ModelConfig,
-        dtype: torch.dtype,
-        layer: Callable[[ModelConfig, int, torch.dtype], nn.Module],
+        linears: LinearFactory,
+        layer: Callable[[ModelConfig, int, LinearFactory], nn.Module],
         norm: type[RMSNorm] | type[LayerNorm],
     ) -> None:
         super().__init__()
         self.config = config
+        dtype = linears.dtype
         self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
-        self.layers = nn.ModuleList([layer(config, i, dtype) for i in range(config.num_layers)])
+        self.layers = nn.ModuleList([layer(config, i, linears) for i in range(config.num_layers)])
         self.norm = norm(config.hidden_size, config.norm_eps, dtype)
         tied = self.embedding if config.tie_embeddings else None
-        self.head = LMHead(config.vocab_size, config.hidden_size, dtype, tied)
+        self.head = linears.head(config.vocab_size, config.hidden_size, "lm_head", tied)
 
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:
@@ -51,6 +54,11 @@ class Model(nn.Module, ABC):
         finally:
             self.layers = whole
 
+    def projections(self) -> list[Projection]:
+        """The checkpoint's linear layers, of which the Linears are made."""
+        linears = [module for module in self.modules() if isinstance(module, Linear)]
+        return [projection for linear in linears for projection in linear.projections()]
+
     @abstractmethod
-    def weights(self) -> Weights:
-        """Checkpoint tensor name -> the parameter, or a slice of one, that it fills."""
+    def other_weights(self) -> Weights:
+        """The weights outside of Linears: tensor name in the checkpoint -> parameter."""

@@ -7,6 +7,7 @@ import importlib
 import torch
 
 from model_zoo.config import ModelConfig
+from model_zoo.layers.linear_factory import LinearFactory, SchemeOf, unquantized
 from model_zoo.model import Model
 
 MODELS = {
@@ -18,8 +19,14 @@ MODELS = {
 }
 
 
-def build(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> Model:
+def build(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    scheme_of: SchemeOf = unquantized,
+) -> Model:
     """The model with uninitialized weights on `device` (no memory on "meta")."""
     module, _, name = MODELS[config.model_type].partition(":")
     with device:
-        return getattr(importlib.import_module(module), name)(config, dtype)
+        linears = LinearFactory(dtype, scheme_of)
+        return getattr(importlib.import_module(module), name)(config, linears)

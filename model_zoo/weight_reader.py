@@ -12,9 +12,10 @@ the GPU takes 25 to 50 GB/s: eight threads come near the lowest of these.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from model_zoo.checkpoint import CheckpointTensor
 from model_zoo.config import ModelError
-from model_zoo.weights import Weights
+from model_zoo.staging import Destination, StagedLayer, StagedTensor
 
 THREADS = 8
 BUFFERS = 2  # per thread: one is filled while the other is copied
@@ -32,38 +33,71 @@ REPORT_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class WeightChunk:
-    """Some rows of a tensor on disk, and the slice of a parameter that they fill."""
+class WeightTarget:
+    """A tensor on disk, and where it belongs."""
 
     source: CheckpointTensor
-    offset: int
+    destination: Destination
+
+
+@dataclass(frozen=True, slots=True)
+class WeightChunk:
+    """Some rows, or elements, of a tensor on disk."""
+
+    target: WeightTarget
+    offset: int  # in the file
     num_bytes: int
-    place: Tensor
+    first: int
+    count: int
+
+    @property
+    def source(self) -> CheckpointTensor:
+        return self.target.source
+
+    def place(self) -> Tensor:
+        """The slice of the destination that the chunk fills."""
+        tensor = self.target.destination.tensor()
+        tensor = tensor.view(-1) if self.target.destination.contiguous else tensor
+        return tensor[self.first : self.first + self.count]
 
 
-def weight_chunks(
-    places: Weights, matched: Mapping[str, CheckpointTensor], max_bytes: int
-) -> list[WeightChunk]:
-    """All tensors in file order, divided between rows into chunks of at most max_bytes bytes.
+def weight_chunks(targets: Iterable[WeightTarget], max_bytes: int) -> list[WeightChunk]:
+    """All tensors in file order, divided into chunks of at most max_bytes bytes.
 
-    A longer row is a chunk of its own.
+    Where the destination is not contiguous, a tensor is cut between rows only, and a longer row is
+    a chunk of its own.
     """
-    order = sorted(matched, key=lambda name: (matched[name].path, matched[name].offset))
+    order = sorted(targets, key=lambda target: (target.source.path, target.source.offset))
     found: list[WeightChunk] = []
-    for name in order:
-        source, place = matched[name], places[name]
+    for target in order:
+        source = target.source
         if not source.num_bytes:
             continue
-        if place.is_contiguous():
-            place = place.view(-1)  # may be cut anywhere
-        row_bytes = source.num_bytes // len(place)
-        step = max(1, max_bytes // row_bytes)
-        for first in range(0, len(place), step):
-            part = place[first : first + step]
+        count = math.prod(source.shape) if target.destination.contiguous else source.shape[0]
+        each = source.num_bytes // count  # bytes of a row, or of an element
+        step = max(1, max_bytes // each)
+        for first in range(0, count, step):
+            part = min(step, count - first)
             found.append(
-                WeightChunk(source, source.offset + first * row_bytes, len(part) * row_bytes, part)
+                WeightChunk(target, source.offset + first * each, part * each, first, part)
             )
     return found
+
+
+@torch.no_grad()
+def read_in_turn(targets: Iterable[WeightTarget], progress: Callable[[int, int], None]) -> None:
+    """Fill all targets in file order, by one thread; progress(bytes done, total bytes)."""
+    order = sorted(targets, key=lambda target: (target.source.path, target.source.offset))
+    total = sum(target.source.num_bytes for target in order)
+    done = 0
+    for target in order:
+        tensor = target.source.read()
+        target.destination.tensor().copy_(tensor)
+        complete = target.destination.filled(target.source.num_bytes)
+        if complete is not None:
+            complete.convert()
+        done += tensor.nbytes
+        progress(done, total)
 
 
 class WeightReader:
@@ -71,24 +105,20 @@ class WeightReader:
 
     def __init__(
         self,
-        places: Weights,
-        matched: Mapping[str, CheckpointTensor],
+        targets: Iterable[WeightTarget],
+        device: torch.device,
         *,
         threads: int = THREADS,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """places: parameters to fill, by name; matched: their tensors on disk.
-
-        The parameters must have been allocated on the current stream.
-        """
-        work = weight_chunks(places, matched, chunk_bytes)
+        """The parameters on `device` must have been allocated on the current stream."""
+        work = weight_chunks(targets, chunk_bytes)
         self.total = sum(chunk.num_bytes for chunk in work)
         self._done = 0
         self._errors: list[BaseException] = []
         self._lock = threading.Lock()
         self._work = iter(work)
         self._stopped = False
-        device = next(iter(places.values())).device
         largest = max((chunk.num_bytes for chunk in work), default=0)
         before: torch.cuda.Event | None = None
         if device.type == "cuda":
@@ -186,7 +216,7 @@ class _CopyStream:
 
     @torch.no_grad()
     def fill(self, chunk: WeightChunk, descriptor: int) -> None:
-        """Read the chunk and queue its copy."""
+        """Read the chunk and queue its copy; convert a layer that is complete with it."""
         self._next = (self._next + 1) % BUFFERS
         buffer = self._buffers[self._next][: chunk.num_bytes]
         if self._stream is None:
@@ -201,10 +231,25 @@ class _CopyStream:
             copied.record()
 
     def _copy(self, chunk: WeightChunk, buffer: Tensor) -> None:
-        values = buffer.view(chunk.source.dtype).view(chunk.place.shape)
-        if values.dtype != chunk.place.dtype or not chunk.place.is_contiguous():
+        place = chunk.place()
+        values = buffer.view(chunk.source.dtype).view(place.shape)
+        if values.dtype != place.dtype or not place.is_contiguous():
             values = values.to(self._device, non_blocking=True)
-        chunk.place.copy_(values, non_blocking=True)
+        place.copy_(values, non_blocking=True)
+        destination = chunk.target.destination
+        if isinstance(destination, StagedTensor) and self._stream is not None:
+            event = torch.cuda.Event()
+            event.record(self._stream)
+            destination.layer.copied.append(event)
+        complete = destination.filled(chunk.num_bytes)
+        if complete is not None:
+            self._convert(complete)
+
+    def _convert(self, layer: StagedLayer) -> None:
+        for event in layer.copied:
+            if self._stream is not None:
+                self._stream.wait_event(event)
+        layer.convert()
 
     def wait(self) -> None:
         if self._stream is not None:

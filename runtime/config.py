@@ -20,6 +20,7 @@ SplitPlanner = Literal["auto", "fa3", "greedy", "stream-k"]
 KVDType = Literal["auto", "fp8_e4m3"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
+Quantization = Literal["auto", "fp8"]
 PAGE_SIZES = (16, 32, 64, 128)
 MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: the y of a CUDA grid; more gains no speed
 LARGE_GPU_BYTES = 32 << 30  # free: then the activations of 8192 tokens are a small part of it
@@ -40,6 +41,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
     load_format: LoadFormat = "auto"
+    quantization: Quantization = "auto"  # auto: as the checkpoint is stored
     max_model_len: int = 0
     max_num_seqs: int = 0
     max_batched_tokens: int = 0

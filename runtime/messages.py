@@ -315,6 +315,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     hidden_size: int = 0  # dimensions of an embedding
     memory: list[tuple[str, int]] = []  # how the device's memory is divided, in bytes
     phases: list[tuple[str, float]] = []  # of the startup, in seconds
+    layers: list[str] = []  # how quantized linear layers run, a line for each kind
 
     @property
     def capacity_tokens(self) -> int:

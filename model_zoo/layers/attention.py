@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -16,21 +15,17 @@ from model_zoo.layers.rope import rotate
 class Attention(nn.Module):
     """Attention with a fused qkv projection; `index` is the layer's index in the KV pool."""
 
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, index: int, qkv: Linear, out: Linear) -> None:
         super().__init__()
         self.index = index
         self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
-        q_size, kv_size = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        self.qkv = Linear(
-            config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias, dtype=dtype
-        )
-        self.out = Linear(q_size, config.hidden_size, bias=config.out_bias, dtype=dtype)
+        self.qkv, self.out = qkv, out
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
-            self.k_norm = RMSNorm(self.head_dim, config.norm_eps, dtype)
+            self.q_norm = RMSNorm(self.head_dim, config.norm_eps, qkv.dtype)
+            self.k_norm = RMSNorm(self.head_dim, config.norm_eps, qkv.dtype)
 
     def add(
         self,

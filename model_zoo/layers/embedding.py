@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -10,6 +12,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
+from model_zoo.quantization.weight_scheme import WeightScheme
 
 
 class Embedding(nn.Module):
@@ -39,8 +42,19 @@ def embed(
 class LMHead(Linear):
     """hidden [R, size] -> logits [R, vocab] of its dtype; tied: the embedding to share."""
 
-    def __init__(self, vocab: int, size: int, dtype: torch.dtype, tied: Embedding | None) -> None:
-        super().__init__(size, vocab, bias=False, dtype=dtype)
+    def __init__(
+        self,
+        vocab: int,
+        size: int,
+        dtype: torch.dtype,
+        tied: Embedding | None,
+        *,
+        parts: Mapping[str, int] | None = None,
+        scheme: WeightScheme | None = None,
+    ) -> None:
+        """parts, scheme: as in Linear; unused by a tied head."""
+        own = None if tied is not None else parts
+        super().__init__(size, vocab, bias=False, dtype=dtype, parts=own, scheme=scheme)
         self._tied = tied is not None
         if tied is not None:
             self.weight = tied.weight

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from itertools import pairwise
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
+from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.quantization.quantized_weight import QuantizedWeight
+from model_zoo.quantization.weight_scheme import WeightScheme
 
 # From this many rows on, cuBLAS adds the output to the residual (addmm): on an H100, addmm and norm
 # took 2 % less of a layer of 1667 rows than a GEMM followed by a fused sum and norm.  With 803 rows
@@ -20,18 +25,101 @@ from model_zoo.layers.gemm.swiglu import SIZES
 MIN_ADDMM_ROWS = 1024
 
 
-class Linear(nn.Module):
-    """weight [out, in], bias [out] or None.  Call prepare() once the weights are loaded."""
+# Codes that are packed or dequantized at once, which takes up to 20 bytes a code for a moment.
+FILLED_AT_ONCE = 1 << 24
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A linear layer of the checkpoint: some output features of a Linear."""
+
+    name: str
+    linear: Linear
+    first: int
+    outputs: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[N, K] of its weight."""
+        return self.outputs, self.linear.inputs
+
+    @property
+    def weight(self) -> Tensor:
+        """Where an unquantized weight belongs, in the checkpoint's shape."""
+        rows = self.linear.weight[self.first : self.first + self.outputs]
+        return rows.T if self.linear.transposed else rows
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias = self.linear.bias
+        return None if bias is None else bias[self.first : self.first + self.outputs]
+
+    @torch.no_grad()
+    def fill(self, weight: QuantizedWeight) -> None:
+        """Store a quantized weight [outputs, inputs], dequantized if the Linear is unquantized.
+
+        Raises ValueError as PackedParameters.store does.
+        """
+        linear = self.linear
+        for begin, end in weight.slices(FILLED_AT_ONCE):
+            rows, first = weight.rows(begin, end), self.first + begin
+            if linear.packed is None:
+                linear.weight[first : self.first + end] = rows.dequantize(linear.dtype)
+            else:
+                linear.packed.store(first, rows)
+
+
+class Linear(nn.Module):
+    """weight [out, in], bias [out] or None.  Call prepare() once the weights are loaded.
+
+    parts       the checkpoint's layers that are fused into this one, in order: name -> outputs
+    scheme      of a quantized weight, which is in `packed` then, and `weight` is empty
+    transposed  the checkpoint stores [in, out]
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        parts: Mapping[str, int] | None = None,
+        scheme: WeightScheme | None = None,
+        transposed: bool = False,
+    ) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype), requires_grad=False)
+        assert parts is None or sum(parts.values()) == outputs
+        self.inputs, self.outputs, self.dtype = inputs, outputs, dtype
+        self.transposed = transposed
+        self._parts = parts or {}
+        shape = (outputs, inputs) if scheme is None else (0,)
+        self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        self.packed = None if scheme is None else PackedParameters(scheme, outputs, inputs)
         self.bias = (
             nn.Parameter(torch.empty(outputs, dtype=dtype), requires_grad=False) if bias else None
         )
-        self._packed: Tensor | None = None
-        self._gemms: list[GemmImpl | None] = []  # indexed by the number of rows
-        self._fallback: GemmImpl | None = None  # for more rows
+        self._reordered: Tensor | None = None
+        self._gemms: GemmsByRows[GemmImpl] = GemmsByRows()
+        self.is_batch_invariant = False
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
+
+    @property
+    def operand(self) -> Tensor | PackedWeight:
+        """The weight [out, in] as its GEMMs take it."""
+        return self.weight if self.packed is None else self.packed.weight
+
+    def projections(self) -> list[Projection]:
+        """The checkpoint's layers of which this one is made."""
+        found: list[Projection] = []
+        first = 0
+        for name, outputs in self._parts.items():
+            found.append(Projection(name, self, first, outputs))
+            first += outputs
+        return found
 
     def prepare(self, *, keep_weight: bool = False) -> None:
         """On a CPU, replace the weight by oneDNN's packed layout.
@@ -40,26 +128,30 @@ class Linear(nn.Module):
         tenths of the time, in float32 and bfloat16, for 1 to 256 rows (Zen 5, one thread).  Padding
         one row to four, which helps older CPUs, costs time there.
         """
-        if can_pack(self.weight):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight)
+        if self.packed is None and can_reorder(self.weight):
+            self._reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight)
             if not keep_weight:
                 self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
 
-    def use_gemms(self, gemms: Mapping[int, GemmImpl], fallback: GemmImpl | None = None) -> None:
-        """Set the GEMM for each bucket of rows in BUCKETS; a bucket covers smaller numbers too.
+    def use_gemms(
+        self,
+        gemms: Mapping[int, GemmImpl],
+        fallback: GemmImpl | None = None,
+        *,
+        batch_invariant: bool = False,
+    ) -> None:
+        """Set the GEMM for each bucket of rows, as GemmsByRows.set.
 
-        fallback  for buckets that are not in gemms, and for more rows; None: cuBLAS
-        The GEMM depends on the number of rows only, so that a CUDA graph can capture it.
+        Where there is none an unquantized weight is multiplied by cuBLAS, and a quantized one by
+        the GEMM that it has for more rows.
+
+        batch_invariant: they have one order of summation, and none is autotuned
         """
-        below = [0, *BUCKETS]
-        self._gemms, self._fallback = [fallback], fallback
-        for before, rows in pairwise(below):
-            self._gemms += [gemms.get(rows, fallback)] * (rows - before)
-
-    @property
-    def is_batch_invariant(self) -> bool:
-        """Whether use_gemms has set a GEMM for any number of rows, so that none is autotuned."""
-        return self._fallback is not None
+        self.is_batch_invariant = batch_invariant
+        if self.packed is None or fallback is not None:
+            self._gemms.set(gemms, fallback)
+        else:
+            self._gemms.update(gemms)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x [T, in], residual [T, out] -> (output or None, residual).
@@ -67,30 +159,45 @@ class Linear(nn.Module):
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
         is added and rounded again.
         """
-        adds = self._fallback is None and self.bias is None and len(x) >= MIN_ADDMM_ROWS
+        adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
+            and self.packed is None
             and fused_kernels.use_fused_kernels(x.device)
             and x.dtype in (torch.bfloat16, torch.float16)
         ):
             return None, residual.addmm_(x, self.weight.t())
         return self(x), residual
 
+    def gemm_of(self, rows: int) -> GemmImpl | None:
+        """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
+        return self._gemms.of(rows)
+
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in] -> [T, out]."""
-        gemm = self._gemms[len(x)] if len(x) < len(self._gemms) else self._fallback
+        gemm = self.gemm_of(len(x))
         if gemm is not None:
-            return gemm.run(x.contiguous(), self.weight, self.bias)
-        if self._packed is None:
+            return gemm.run(x.contiguous(), self.operand, self.bias)
+        assert self.packed is None, "use_quantized_gemms has not been called"
+        if self._reordered is None:
             return F.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, "none", [], "")
+        return torch.ops.mkldnn._linear_pointwise(x, self._reordered, self.bias, "none", [], "")
 
 
 class SwigluLinear(Linear):
     """silu(gate) * up (arXiv 2002.05202); weight [2 * out, in]: gate rows, then up rows."""
 
-    def __init__(self, inputs: int, outputs: int, *, bias: bool, dtype: torch.dtype) -> None:
-        super().__init__(inputs, 2 * outputs, bias=bias, dtype=dtype)
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        parts: Mapping[str, int] | None = None,
+        scheme: WeightScheme | None = None,
+    ) -> None:
+        super().__init__(inputs, 2 * outputs, bias=bias, dtype=dtype, parts=parts, scheme=scheme)
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
     def use_swiglu(self, gemms: Mapping[int, GemmImpl]) -> None:
@@ -116,12 +223,12 @@ class SwigluLinear(Linear):
         return F.silu(gate) * up
 
 
-def can_pack(weight: Tensor) -> bool:
-    """Whether `prepare` packs the weight."""
-    return weight.device.type == "cpu" and cpu_packs(weight.dtype)
+def can_reorder(weight: Tensor) -> bool:
+    """Whether `prepare` reorders the weight."""
+    return weight.device.type == "cpu" and cpu_reorders(weight.dtype)
 
 
-def cpu_packs(dtype: torch.dtype) -> bool:
+def cpu_reorders(dtype: torch.dtype) -> bool:
     """Whether this CPU and PyTorch build have oneDNN's packed GEMM for weights of this dtype."""
     if not torch.backends.mkldnn.is_available():
         return False

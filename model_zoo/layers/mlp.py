@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,10 +11,9 @@ from model_zoo.layers.linear import Linear, SwigluLinear
 class SwigluMLP(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202); gate and up are one Linear."""
 
-    def __init__(self, size: int, inner: int, *, bias: bool, dtype: torch.dtype) -> None:
+    def __init__(self, gate_up: SwigluLinear, down: Linear) -> None:
         super().__init__()
-        self.gate_up = SwigluLinear(size, inner, bias=bias, dtype=dtype)
-        self.down = Linear(inner, size, bias=bias, dtype=dtype)
+        self.gate_up, self.down = gate_up, down
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""
@@ -25,10 +23,9 @@ class SwigluMLP(nn.Module):
 class MLP(nn.Module):
     """down(gelu(up(x))) with the tanh approximation of gelu, as in GPT-2."""
 
-    def __init__(self, size: int, inner: int, *, dtype: torch.dtype) -> None:
+    def __init__(self, up: Linear, down: Linear) -> None:
         super().__init__()
-        self.up = Linear(size, inner, bias=True, dtype=dtype)
-        self.down = Linear(inner, size, bias=True, dtype=dtype)
+        self.up, self.down = up, down
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.gelu(self.up(x), approximate="tanh"))

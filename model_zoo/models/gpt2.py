@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -10,19 +9,30 @@ from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import MLP
 from model_zoo.layers.norm import LayerNorm
-from model_zoo.model import Model
-from model_zoo.weights import Weights
+from model_zoo.model import Model, Weights
 
 
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, index: int, linears: LinearFactory) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
-        self.attention = Attention(config, index, dtype)
-        self.mlp_norm = LayerNorm(config.hidden_size, config.norm_eps, dtype)
-        self.mlp = MLP(config.hidden_size, config.intermediate_size, dtype=dtype)
+        name, hidden, inner = f"transformer.h.{index}", config.hidden_size, config.intermediate_size
+
+        def linear(part: str, inputs: int, outputs: int) -> Linear:
+            parts = {f"{name}.{part}": outputs}
+            return linears.linear(inputs, parts, bias=True, transposed=True)
+
+        self.attention_norm = LayerNorm(hidden, config.norm_eps, linears.dtype)
+        self.attention = Attention(
+            config,
+            index,
+            qkv=linear("attn.c_attn", hidden, 3 * hidden),
+            out=linear("attn.c_proj", hidden, hidden),
+        )
+        self.mlp_norm = LayerNorm(hidden, config.norm_eps, linears.dtype)
+        self.mlp = MLP(linear("mlp.c_fc", hidden, inner), linear("mlp.c_proj", inner, hidden))
 
     def forward(
         self, x: Tensor, residual: Tensor, inp: ModelInput, logit_rows: Tensor | None = None
@@ -39,9 +49,9 @@ class Layer(nn.Module):
 class GPT2(Model):
     norm: LayerNorm
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__(config, dtype, Layer, LayerNorm)
-        self.position = Embedding(config.max_position, config.hidden_size, dtype)
+    def __init__(self, config: ModelConfig, linears: LinearFactory) -> None:
+        super().__init__(config, linears, Layer, LayerNorm)
+        self.position = Embedding(config.max_position, config.hidden_size, linears.dtype)
 
     def forward(self, inp: ModelInput) -> Tensor:
         residual = self.embedding(inp.tokens) + self.position(inp.positions)
@@ -52,29 +62,17 @@ class GPT2(Model):
             x, residual = norm.add(*layer(x, residual, inp, logit_rows))
         return x
 
-    def weights(self) -> Weights:
+    def other_weights(self) -> Weights:
         table: Weights = {
             "transformer.wte.weight": self.embedding.weight,
             "transformer.wpe.weight": self.position.weight,
             "transformer.ln_f.weight": self.norm.weight,
             "transformer.ln_f.bias": self.norm.bias,
         }
-        if not self.config.tie_embeddings:
-            table["lm_head.weight"] = self.head.weight
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
             name = f"transformer.h.{index}"
             for part, norm in (("ln_1", layer.attention_norm), ("ln_2", layer.mlp_norm)):
                 table[f"{name}.{part}.weight"] = norm.weight
                 table[f"{name}.{part}.bias"] = norm.bias
-            table |= _transposed(layer.attention.qkv, f"{name}.attn.c_attn")
-            table |= _transposed(layer.attention.out, f"{name}.attn.c_proj")
-            table |= _transposed(layer.mlp.up, f"{name}.mlp.c_fc")
-            table |= _transposed(layer.mlp.down, f"{name}.mlp.c_proj")
         return table
-
-
-def _transposed(linear: Linear, name: str) -> Weights:
-    """A checkpoint projection stored as [in, out]."""
-    assert linear.bias is not None
-    return {f"{name}.weight": linear.weight.T, f"{name}.bias": linear.bias}

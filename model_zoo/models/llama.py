@@ -5,28 +5,42 @@ They differ in biases, q/k norm and rope scaling, as ModelConfig says.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.embedding import embed
+from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
-from model_zoo.model import Model
-from model_zoo.weights import Weights, fused, unfused
+from model_zoo.model import Model, Weights
 
 
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig, index: int, dtype: torch.dtype) -> None:
+    def __init__(self, config: ModelConfig, index: int, linears: LinearFactory) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
-        self.attention = Attention(config, index, dtype)
-        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps, dtype)
+        hidden, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        q_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        attention, mlp = f"model.layers.{index}.self_attn", f"model.layers.{index}.mlp"
+        qkv = {
+            f"{attention}.q_proj": q_size,
+            f"{attention}.k_proj": kv_size,
+            f"{attention}.v_proj": kv_size,
+        }
+        self.attention_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
+        self.attention = Attention(
+            config,
+            index,
+            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias),
+            out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
+        )
+        self.mlp_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
         self.mlp = SwigluMLP(
-            config.hidden_size, config.intermediate_size, bias=config.mlp_bias, dtype=dtype
+            linears.swiglu(hidden, inner, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=bias),
+            linears.linear(inner, {f"{mlp}.down_proj": hidden}, bias=bias),
         )
 
     def forward(
@@ -46,8 +60,8 @@ class Layer(nn.Module):
 
 
 class Llama(Model):
-    def __init__(self, config: ModelConfig, dtype: torch.dtype) -> None:
-        super().__init__(config, dtype, Layer, RMSNorm)
+    def __init__(self, config: ModelConfig, linears: LinearFactory) -> None:
+        super().__init__(config, linears, Layer, RMSNorm)
         assert config.rope is not None
         self.rope = Rope(config.rope, config.head_dim)
 
@@ -59,31 +73,16 @@ class Llama(Model):
             x, residual = norm.add(*layer(x, residual, inp, cos_sin, logit_rows))
         return x
 
-    def weights(self) -> Weights:
-        config = self.config
+    def other_weights(self) -> Weights:
         table: Weights = {
             "model.embed_tokens.weight": self.embedding.weight,
             "model.norm.weight": self.norm.weight,
         }
-        if not config.tie_embeddings:
-            table["lm_head.weight"] = self.head.weight
-        q_size = config.num_heads * config.head_dim
-        kv_size = config.num_kv_heads * config.head_dim
-        inner = config.intermediate_size
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, Layer)
-            name = f"model.layers.{index}"
-            attention = layer.attention
-            table |= {
-                f"{name}.input_layernorm.weight": layer.attention_norm.weight,
-                f"{name}.post_attention_layernorm.weight": layer.mlp_norm.weight,
-            }
-            qkv = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-            table |= fused(attention.qkv, f"{name}.self_attn", qkv)
-            table |= unfused(attention.out, f"{name}.self_attn.o_proj")
-            gate_up = {"gate_proj": inner, "up_proj": inner}
-            table |= fused(layer.mlp.gate_up, f"{name}.mlp", gate_up)
-            table |= unfused(layer.mlp.down, f"{name}.mlp.down_proj")
+            name, attention = f"model.layers.{index}", layer.attention
+            table[f"{name}.input_layernorm.weight"] = layer.attention_norm.weight
+            table[f"{name}.post_attention_layernorm.weight"] = layer.mlp_norm.weight
             if attention.q_norm is not None and attention.k_norm is not None:
                 table[f"{name}.self_attn.q_norm.weight"] = attention.q_norm.weight
                 table[f"{name}.self_attn.k_norm.weight"] = attention.k_norm.weight

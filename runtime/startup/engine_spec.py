@@ -13,8 +13,11 @@ from torch import nn
 from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
+from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelConfig, read_config
+from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.loader import ModelLoader
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from runtime.config import (
     ConfigError,
     DTypeName,
@@ -121,6 +124,7 @@ class EngineSpec:
                 dtype=DTYPES[self.dtype],
                 device=self.device,
                 load_format=self.requested.load_format,
+                quantization=self.requested.quantization,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -130,7 +134,8 @@ class EngineSpec:
     def _weight_bytes(self) -> int:
         dtype = DTYPES[self.dtype]
         copies = 0 if self.on_gpu else copy_bytes(self.config, dtype)
-        return weight_bytes(self.config, dtype) + copies
+        layers = layers_of(self.requested, packs=supports_kernels(self.device, dtype))
+        return weight_bytes(self.config, dtype, layers.scheme_of) + copies
 
     def _too_heavy(self, free: int) -> ConfigError:
         half = "--dtype bfloat16, " if self.dtype == "float32" else ""
@@ -191,6 +196,20 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     dtype = choose_dtype(requested.dtype, config.dtype, device)
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads)
+
+
+def layers_of(requested: EngineConfig, *, packs: bool) -> CheckpointLayers:
+    """How the linear layers are stored and will run, as CheckpointLayers.open.
+
+    By the files' headers if they are there, else by config.json alone.
+    """
+    directory = Path(requested.model)
+    checkpoint = None
+    if requested.load_format != "dummy" and any(directory.glob("*.safetensors")):
+        checkpoint = Checkpoint.open(directory)
+    return CheckpointLayers.open(
+        directory, checkpoint, quantization=requested.quantization, packs=packs
+    )
 
 
 def choose_attention(

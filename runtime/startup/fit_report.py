@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from attention.backend import UnsupportedAttention
 from attention.dispatch import Machine
 from model_zoo.config import ModelConfig, ModelError, read_config
+from model_zoo.layers.gemm.implementations import supports_kernels
+from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from runtime.config import (
     ConfigError,
     DeviceName,
@@ -34,7 +36,7 @@ from runtime.startup.device import (
     choose_kv_dtype,
     free_bytes,
 )
-from runtime.startup.engine_spec import choose_attention
+from runtime.startup.engine_spec import choose_attention, layers_of
 from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
     StepSizes,
@@ -66,6 +68,7 @@ class TargetDevice:
     name: str
     free: int
     dtype: DTypeName
+    scheme_of: SchemeOf = unquantized
 
 
 def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
@@ -76,12 +79,15 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
         own = "float32" if config.dtype == "float32" else own
         dtype = own if requested.dtype == "auto" else requested.dtype
         free = max(0, query.card - CONTEXT_BYTES)
-        return TargetDevice("cuda", f"a GPU of {size(query.card)}", free, dtype)
+        layers = layers_of(requested, packs=dtype != "float32")
+        name = f"a GPU of {size(query.card)}"
+        return TargetDevice("cuda", name, free, dtype, layers.scheme_of)
     device = choose_device(requested.device)
     dtype = choose_dtype(requested.dtype, config.dtype, device)
-    if device.type == "cuda":
-        return TargetDevice("cuda", torch.cuda.get_device_name(device), free_bytes(device), dtype)
-    return TargetDevice("cpu", "this CPU", free_bytes(device), dtype)
+    layers = layers_of(requested, packs=supports_kernels(device, DTYPES[dtype]))
+    kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
+    name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"
+    return TargetDevice(kind, name, free_bytes(device), dtype, layers.scheme_of)
 
 
 def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> MemoryPlan:
@@ -95,7 +101,14 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
     if requested.kv_tokens:
         longest = min(longest, requested.kv_tokens + requested.page_size)
     steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=requested.page_size)
-    return estimate(config, dtype, steps, free=target.free, share=requested.gpu_memory)
+    return estimate(
+        config,
+        dtype,
+        steps,
+        free=target.free,
+        share=requested.gpu_memory,
+        scheme_of=target.scheme_of,
+    )
 
 
 def resolve_config(
@@ -162,8 +175,12 @@ def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[
         for name in ("float32", "bfloat16")
         if DTYPES[name].itemsize != DTYPES[target.dtype].itemsize
     ]
-    weights = size(weight_bytes(config, DTYPES[target.dtype]))
-    lines = [_line("weights", weights, f"{target.dtype}; {', '.join(others)}; exact")]
+    stored = weight_bytes(config, DTYPES[target.dtype], target.scheme_of)
+    plain = weight_bytes(config, DTYPES[target.dtype])
+    named = target.dtype
+    if stored != plain:
+        named = f"quantized; {size(plain)} in {target.dtype}"
+    lines = [_line("weights", size(stored), f"{named}; {', '.join(others)}; exact")]
     if target.kind == "cpu" and (copies := copy_bytes(config, DTYPES[target.dtype])):
         lines.append(_line("copies", size(copies), "the LM head, repacked for GEMMs; exact"))
     reasons = {

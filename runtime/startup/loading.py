@@ -20,6 +20,7 @@ from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
+from model_zoo.quantization.layer_report import describe_layers
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
@@ -167,6 +168,7 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         hidden_size=config.hidden_size,
         memory=parts.memory,
         phases=timeline.phases(),
+        layers=describe_layers(parts.model),
     )
 
 

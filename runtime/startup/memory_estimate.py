@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 
 from model_zoo.config import ModelConfig
-from model_zoo.layers.linear import cpu_packs
+from model_zoo.layers.linear import cpu_reorders
+from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.registry import build
 from runtime.config import EngineConfig, KVDTypeName, ModelFacts
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
@@ -55,21 +56,27 @@ def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
     return MemoryPlan(free=free, share=requested.gpu_memory)
 
 
-def weight_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf = unquantized) -> int:
     """Bytes of a model's weights on a GPU.  Exact; tied embeddings count once."""
-    model = build(config, dtype, torch.device("meta"))
+    model = build(config, dtype, torch.device("meta"), scheme_of)
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that a CPU takes besides the weights: its GEMMs read packed weights, and of a tied
     embedding both layouts are kept."""
-    copied = config.tie_embeddings and cpu_packs(dtype)
+    copied = config.tie_embeddings and cpu_reorders(dtype)
     return config.vocab_size * config.hidden_size * dtype.itemsize if copied else 0
 
 
 def estimate(
-    config: ModelConfig, dtype: torch.dtype, steps: StepSizes, *, free: int, share: float
+    config: ModelConfig,
+    dtype: torch.dtype,
+    steps: StepSizes,
+    *,
+    free: int,
+    share: float,
+    scheme_of: SchemeOf = unquantized,
 ) -> MemoryPlan:
     """The estimated plan of a start on a GPU with `free` bytes, of which `share` may be used."""
     pages = -(-steps.max_len // steps.page_size)
@@ -84,7 +91,7 @@ def estimate(
     return MemoryPlan(
         free=free,
         share=share,
-        weights=weight_bytes(config, dtype),
+        weights=weight_bytes(config, dtype, scheme_of),
         state=state,
         activations=activations,
         graphs=graphs,

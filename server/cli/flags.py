@@ -63,6 +63,8 @@ ENGINE_FLAGS = {
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
     "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
+    "quantization": "auto: run the weights as the checkpoint stores them; fp8: quantize those of "
+    "an unquantized checkpoint to 8 bits while they are loaded",
     "load_format": "dummy fills the model with random weights, for benchmarks",
     "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",

@@ -43,7 +43,6 @@ REMEDIES = {
     "model-path": "write wavefill serve MODEL",
     "no-enable-prefix-caching": "use --no-prefix-cache",
     "pipeline-parallel-size": ONE_GPU,
-    "quantization": "take a checkpoint in float32, bfloat16 or float16",
     "random-seed": "use --seed",
     "reasoning-parser": "use --reasoning-format, if the chat template does not tell",
     "scheduling-policy": f"{NEEDLESS}, priorities always count",

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model_zoo.config import ModelError, read_config
-from model_zoo.layers.linear import Linear, can_pack
+from model_zoo.layers.linear import Linear, can_reorder
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
@@ -152,11 +152,11 @@ def test_a_base_model_without_its_outer_name_loads(tmp_path: Path):
     assert torch.equal(before, after)
 
 
-def test_quantized_tensors_are_refused_by_type(tmp_path: Path):
+def test_tensors_of_a_dtype_that_no_weight_has_are_refused(tmp_path: Path):
     write_checkpoint("llama2", tmp_path)
     name = "model.layers.0.mlp.up_proj.weight"
-    change(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.int8)}))
-    with pytest.raises(ModelError, match=f"{re.escape(name)} is I8: supported are .*BF16"):
+    change(tmp_path, lambda tensors: tensors.update({name: tensors[name].to(torch.float8_e5m2)}))
+    with pytest.raises(ModelError, match=f"{re.escape(name)} is F8_E5M2: supported are .*BF16"):
         load(tmp_path)
 
 
@@ -175,7 +175,7 @@ def test_packing_keeps_the_answer_and_frees_the_plain_weights(dtype: torch.dtype
         linear.bias.normal_()
     x = torch.randn(5, 48, dtype=dtype)
     plain = linear(x)
-    packable = can_pack(linear.weight)
+    packable = can_reorder(linear.weight)
     linear.prepare()
     torch.testing.assert_close(linear(x), plain)
     assert linear.weight.numel() == (0 if packable else 48 * 80)

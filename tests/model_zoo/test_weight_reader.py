@@ -12,7 +12,11 @@ from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import ModelError, read_config
-from model_zoo.weight_reader import WeightChunk, WeightReader, weight_chunks
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
+from model_zoo.registry import build
+from model_zoo.staging import Parameter
+from model_zoo.weight_reader import WeightChunk, WeightReader, WeightTarget, weight_chunks
+from model_zoo.weight_targets import WeightTargets
 from tests.support.models.loaded_model import load_model
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
@@ -20,12 +24,18 @@ CPU = torch.device("cpu")
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
+def targets_of(places: dict[str, Tensor], directory: Path) -> list[WeightTarget]:
+    sources = Checkpoint.open(directory).sources
+    return [WeightTarget(source, Parameter(places[name])) for name, source in sources.items()]
+
+
 def read(
     places: dict[str, Tensor], directory: Path, *, threads: int = 3, chunk_bytes: int = 96
 ) -> list[tuple[int, int]]:
     seen: list[tuple[int, int]] = []
+    device = next(iter(places.values())).device
     reading = WeightReader(
-        places, Checkpoint.open(directory).sources, threads=threads, chunk_bytes=chunk_bytes
+        targets_of(places, directory), device, threads=threads, chunk_bytes=chunk_bytes
     )
     reading.finish(lambda done, total: seen.append((done, total)))
     return seen
@@ -75,17 +85,21 @@ def test_places_may_be_parts_of_others_and_turned_round(tmp_path: Path, device: 
 def test_a_model_is_filled_as_by_the_plain_way(tmp_path: Path, kind: str, device: str):
     write_checkpoint(kind, tmp_path, max_shard_size="100KB")
     config = read_config(tmp_path)
-    plain = load_model(config, tmp_path, dtype=torch.float16, device=CPU).weights()
-    sources = Checkpoint.open(tmp_path).sources
-    places = {name: torch.zeros_like(plain[name], device=device) for name in sources}
-    read(places, tmp_path, chunk_bytes=1000)
-    assert all(torch.equal(places[name].cpu(), plain[name]) for name in sources)
+    in_turn = load_model(config, tmp_path, dtype=torch.float16, device=CPU)
+    model = build(config, torch.float16, torch.device(device))
+    layers = CheckpointLayers.open(tmp_path, None, packs=False)
+    checkpoint = Checkpoint.open(tmp_path)
+    targets = WeightTargets(model, checkpoint, layers, tmp_path).targets
+    WeightReader(targets, torch.device(device), chunk_bytes=1000).finish(lambda done, total: None)
+    filled, expected = dict(model.named_parameters()), dict(in_turn.named_parameters())
+    assert len(targets) == len(checkpoint.sources)
+    assert all(torch.equal(filled[name].cpu(), expected[name]) for name in expected)
 
 
 def test_pieces_follow_the_files_and_cover_every_byte_once(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
-    sources = Checkpoint.open(tmp_path / "model").sources
-    work = weight_chunks({n: torch.empty_like(t) for n, t in tensors.items()}, sources, 64)
+    places = {n: torch.empty_like(t) for n, t in tensors.items()}
+    work = weight_chunks(targets_of(places, tmp_path / "model"), 64)
     where = [(chunk.source.path, chunk.offset) for chunk in work]
     assert where == sorted(where)
     assert all(chunk.num_bytes <= 64 for chunk in work)
@@ -107,19 +121,21 @@ def test_progress_ends_with_all_bytes(tmp_path: Path):
 
 def test_a_file_that_was_cut_after_its_header_was_read_is_named(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
-    sources = Checkpoint.open(tmp_path / "model").sources
+    places = {n: torch.empty_like(t) for n, t in tensors.items()}
+    targets = targets_of(places, tmp_path / "model")
     path = tmp_path / "model" / "b.safetensors"
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 10)
-    reading = WeightReader({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    reading = WeightReader(targets, CPU)
     with pytest.raises(ModelError, match=r"b\.safetensors: tensor .*: the file ends at byte"):
         reading.finish(lambda done, total: None)
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path):
     tensors = made_up(tmp_path / "model")
-    sources = Checkpoint.open(tmp_path / "model").sources
+    places = {n: torch.empty_like(t) for n, t in tensors.items()}
+    targets = targets_of(places, tmp_path / "model")
     (tmp_path / "model" / "a.safetensors").unlink()
-    reading = WeightReader({n: torch.empty_like(t) for n, t in tensors.items()}, sources)
+    reading = WeightReader(targets, CPU)
     with pytest.raises(ModelError, match=r"a\.safetensors: cannot be read: No such file"):
         reading.finish(lambda done, total: None)

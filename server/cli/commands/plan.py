@@ -18,8 +18,8 @@ from server.cli.model_source import BUILT_IN, CONFIG_ONLY, resolve_model
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
 FLAGS = (
-    *("device", "dtype", "attention", "kv_dtype", "max_model_len", "max_num_seqs"),
-    *("max_batched_tokens", "page_size", "kv_tokens", "gpu_memory"),
+    *("device", "dtype", "attention", "kv_dtype", "quantization", "max_model_len"),
+    *("max_num_seqs", "max_batched_tokens", "page_size", "kv_tokens", "gpu_memory"),
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
 MIN_CARD, MAX_CARD = 2**30, 16 * 2**40

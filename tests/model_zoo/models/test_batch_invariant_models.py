@@ -60,7 +60,7 @@ def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
         monkeypatch.setattr(module, "batch_invariant_config", lambda head_dim, dtype: SMALL)
     # Room for few splits: the interpreter takes long to plan for many.
     monkeypatch.setattr(backend, "BatchInvariantSpec", partial(BatchInvariantSpec, units=16))
-    monkeypatch.setattr(linear, "can_pack", lambda weight: False)
+    monkeypatch.setattr(linear, "can_reorder", lambda weight: False)
     write_checkpoint(kind, tmp_path)
     config = read_config(tmp_path)
     model = load_model(config, tmp_path, dtype=dtype, device=torch.device(device))

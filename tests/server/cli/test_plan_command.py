@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from benchmarks.shapes import SHAPES
-from model_zoo.layers.linear import cpu_packs
+from model_zoo.layers.linear import cpu_reorders
 from server.cli.commands.plan import card_bytes
 from server.cli.main import UsageError
 
@@ -90,7 +90,7 @@ def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:
     assert done.returncode == 0, done.stderr
     assert "this CPU" in done.stdout and "KV holds 4,096 tokens" in done.stdout
     assert "estimated" not in done.stdout
-    assert ("copies" in done.stdout) == cpu_packs(torch.bfloat16), "of the head, which is tied"
+    assert ("copies" in done.stdout) == cpu_reorders(torch.bfloat16), "of the head, which is tied"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,54 @@
+"""LinearFactory: creates a model's linear layers, each with the scheme of its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from model_zoo.layers.embedding import Embedding, LMHead
+from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.quantization.weight_scheme import WeightScheme
+
+# The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight;
+# None: unquantized.
+SchemeOf = Callable[[Mapping[str, int], int], WeightScheme | None]
+
+
+def unquantized(parts: Mapping[str, int], inputs: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class LinearFactory:
+    dtype: torch.dtype  # of unquantized weights, biases and activations
+    scheme_of: SchemeOf = unquantized
+
+    def linear(
+        self, inputs: int, parts: Mapping[str, int], *, bias: bool, transposed: bool = False
+    ) -> Linear:
+        """parts, transposed: as in Linear."""
+        return Linear(
+            inputs,
+            sum(parts.values()),
+            bias=bias,
+            dtype=self.dtype,
+            parts=parts,
+            scheme=self.scheme_of(parts, inputs),
+            transposed=transposed,
+        )
+
+    def swiglu(self, inputs: int, outputs: int, gate: str, up: str, *, bias: bool) -> SwigluLinear:
+        """gate, up: the checkpoint's names of the two projections to `outputs`."""
+        parts = {gate: outputs, up: outputs}
+        scheme = self.scheme_of(parts, inputs)
+        return SwigluLinear(
+            inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme
+        )
+
+    def head(self, vocab: int, inputs: int, name: str, tied: Embedding | None) -> LMHead:
+        """tied: the embedding whose weight the head shares."""
+        parts = {name: vocab}
+        scheme = None if tied is not None else self.scheme_of(parts, inputs)
+        return LMHead(vocab, inputs, self.dtype, tied, parts=parts, scheme=scheme)

@@ -1,0 +1,180 @@
+"""CheckpointLayers: which linear layers of a checkpoint are quantized, and how they will run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_zoo.checkpoint import Checkpoint, CheckpointTensor, wrong_shape
+from model_zoo.config import ModelError
+from model_zoo.layers.linear import Projection
+from model_zoo.quantization.config import QuantizationConfig, read_quantization
+from model_zoo.quantization.quantize import quantize_fp8
+from model_zoo.quantization.quantized_weight import BITS, CodeKind
+from model_zoo.quantization.readers.registry import SUFFIXES, check, read
+from model_zoo.quantization.readers.resolve import resolve
+from model_zoo.quantization.readers.tensor_spec import FLOATS, Present, tensor_name
+from model_zoo.quantization.stored_format import FormatName, StoredFormat, fp8_format
+from model_zoo.quantization.weight_scheme import WeightScheme
+
+Shape = tuple[int, int]  # [N, K] of a weight
+HEAD = "lm_head"
+ONLINE = fp8_format("channel")  # of `--quantization fp8`
+KINDS: dict[FormatName, CodeKind] = {
+    "fp8": "fp8",
+    "int-quantized": "int8",
+    "nvfp4": "fp4",
+    "nvfp4-pack-quantized": "fp4",
+    "mxfp4": "fp4",
+    "mxfp4-pack-quantized": "fp4",
+}
+SECOND_SCALE: tuple[FormatName, ...] = ("nvfp4", "nvfp4-pack-quantized")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayers:
+    """The linear layers of the checkpoint in `directory`.
+
+    checkpoint    None: there are no files (`--load-format dummy`), so that the config decides
+    config        None: nothing is quantized
+    quantization  "auto": as the checkpoint says; "fp8": quantize what is not
+    packs         whether the device multiplies packed weights, as `supports` says; if not, weights
+                  are dequantized when they are loaded
+    """
+
+    directory: Path
+    checkpoint: Checkpoint | None
+    config: QuantizationConfig | None
+    quantization: str
+    packs: bool
+
+    @classmethod
+    def open(
+        cls,
+        directory: Path,
+        checkpoint: Checkpoint | None,
+        *,
+        quantization: str = "auto",
+        packs: bool,
+    ) -> CheckpointLayers:
+        """Raises ModelError for a quantization that no reader understands."""
+        config = read_quantization(directory)
+        if config is not None and quantization != "auto":
+            raise ModelError(
+                f"--quantization {quantization}: {config.path} says that the weights are quantized "
+                f"already ({config.method}): leave the option out"
+            )
+        return cls(directory, checkpoint, config, quantization, packs)
+
+    def stored(self, name: str, shape: Shape) -> StoredFormat | None:
+        """How the layer `name` is stored; None: not quantized.  Raises ModelError, as `resolve`."""
+        if self.checkpoint is None:
+            return self.config.stored(name) if self.config else None
+        present = self.present(name)
+        if self.config is None and present.get("weight", (torch.bfloat16,))[0] in FLOATS:
+            return None
+        return resolve(name, shape, self.config, present)
+
+    def runs_as(self, name: str, shape: Shape) -> StoredFormat | None:
+        """As `stored`, or what the layer is quantized to while it is loaded."""
+        stored = self.stored(name, shape)
+        online = self.quantization == "fp8" and name != HEAD
+        return ONLINE if stored is None and online else stored
+
+    def scheme_of(self, parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
+        """The scheme of layers that are fused: name -> outputs.
+
+        None: the weight is unquantized on the device, since it is so in the checkpoint, the layers
+        differ, or no kernel multiplies it; what is quantized is dequantized when it is loaded.
+        """
+        schemes: set[WeightScheme | None] = set()
+        for name, outputs in parts.items():
+            stored = self.runs_as(name, (outputs, inputs))
+            schemes.add(stored and scheme_for(stored, inputs, self.present(name)))
+        scheme = schemes.pop()
+        if scheme is None or schemes or not self.packs:
+            return None
+        return scheme if all(scheme.fits(n, inputs) for n in parts.values()) else None
+
+    def take(
+        self, projection: Projection, sources: MutableMapping[str, CheckpointTensor]
+    ) -> dict[str, CheckpointTensor] | None:
+        """Remove the tensors of a layer that must be converted from `sources`: suffix -> tensor.
+
+        None: the layer's weight is copied as it is.  Raises ModelError for wrong tensors.
+        """
+        name, shape = projection.name, projection.shape
+        stored = self.stored(name, shape)
+        if self.runs_as(name, shape) is None:
+            return None
+        names = {suffix: tensor_name(name, suffix) for suffix in SUFFIXES}
+        found = {suffix: sources.pop(full) for suffix, full in names.items() if full in sources}
+        present = {suffix: (source.dtype, source.shape) for suffix, source in found.items()}
+        if stored is not None:
+            check(name, shape, stored, present)
+        elif "weight" in found:
+            expected = shape[::-1] if projection.linear.transposed else shape
+            _check_shape(found["weight"], expected)
+        return found
+
+    def conversion(self, projection: Projection) -> Callable[[Mapping[str, Tensor]], None]:
+        """Stores the tensors of `take`, by suffix, in the projection's parameters."""
+        name, shape = projection.name, projection.shape
+        stored = self.stored(name, shape)
+
+        def convert(tensors: Mapping[str, Tensor]) -> None:
+            if stored is None:
+                weight = tensors["weight"]
+                weight = quantize_fp8(weight.T if projection.linear.transposed else weight)
+            else:
+                weight = read(tensors, stored, shape, name)
+            try:
+                projection.fill(weight)
+            except ValueError as error:
+                raise ModelError(
+                    f"{self.directory}: {name}: {error}: use another quantized repository of this "
+                    "model"
+                ) from None
+
+        return convert
+
+    def present(self, name: str) -> Present:
+        """What the files have of a layer, by suffix; the name may lack its outer part there."""
+        if self.checkpoint is None:
+            return {}
+        sources = self.checkpoint.sources
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for module in (name.partition(".")[2], name):
+            for suffix in SUFFIXES:
+                source = sources.get(tensor_name(module, suffix))
+                if source is not None:
+                    found[suffix] = source.dtype, source.shape
+        return found
+
+
+def _check_shape(source: CheckpointTensor, shape: tuple[int, ...]) -> None:
+    if source.shape != shape:
+        raise ModelError(wrong_shape(source, shape))
+
+
+def scheme_for(stored: StoredFormat, inputs: int, present: Present) -> WeightScheme:
+    """How a weight with K = inputs is packed."""
+    kind: CodeKind = KINDS.get(stored.name) or ("int4" if stored.bits == 4 else "int8")
+    assert BITS[kind] == stored.bits
+    row_group, column_group = stored.block or (1, stored.group or inputs)
+    integer = kind in ("int4", "int8")
+    scale = next((present[name][0] for name in ("scales", "weight_scale") if name in present), None)
+    dtypes = {"fp8": torch.float32, "fp4": torch.uint8}
+    return WeightScheme(
+        kind=kind,
+        row_group=row_group,
+        column_group=column_group,
+        scale_dtype=dtypes.get(kind) or scale or torch.float16,
+        zeros=integer and not stored.symmetric,
+        row_scales=stored.name in SECOND_SCALE,
+        permuted=stored.act_order,
+    )

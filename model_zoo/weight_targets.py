@@ -1,0 +1,101 @@
+"""Matches the tensors of a checkpoint with the model's parameters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_zoo.checkpoint import Checkpoint, shorten, wrong_shape
+from model_zoo.config import ModelError
+from model_zoo.kv_scales import is_kv_scale
+from model_zoo.layers.linear import Projection
+from model_zoo.model import Model
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
+from model_zoo.staging import Parameter, StagedLayer
+from model_zoo.weight_reader import WeightTarget
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Buffers that some versions of transformers save and that are computed here.
+IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+
+
+class WeightTargets:
+    """Where each tensor of the checkpoint belongs in a model."""
+
+    def __init__(
+        self, model: Model, checkpoint: Checkpoint, layers: CheckpointLayers, directory: Path
+    ) -> None:
+        """A model on "meta" is enough to check names and shapes.
+
+        Raises ModelError unless the checkpoint's tensors and the model's parameters match.
+        """
+        self._config, self._directory, self._layers = model.config, directory, layers
+        self._sources = {
+            canonical_name(name, model): source for name, source in checkpoint.sources.items()
+        }
+        self._missing: list[str] = []
+        self._wrong: list[str] = []
+        self.targets: list[WeightTarget] = []
+        for name, place in model.other_weights().items():
+            self._add_parameter(name, place)
+        for projection in model.projections():
+            self._add_projection(projection)
+        self._check()
+
+    def _add_parameter(self, name: str, place: Tensor) -> None:
+        source = self._sources.pop(name, None)
+        if source is None:
+            self._missing.append(name)
+            return
+        if source.shape != tuple(place.shape):
+            self._wrong.append(wrong_shape(source, tuple(place.shape)))
+        elif source.dtype not in FLOATS:
+            self._wrong.append(
+                f"{source} is {str(source.dtype).removeprefix('torch.')}, which only linear layers "
+                "may be: use another repository of this model"
+            )
+        self.targets.append(WeightTarget(source, Parameter(place)))
+
+    def _add_projection(self, projection: Projection) -> None:
+        if projection.bias is not None:
+            self._add_parameter(f"{projection.name}.bias", projection.bias)
+        sources = self._layers.take(projection, self._sources)
+        if sources is None:
+            self._add_parameter(f"{projection.name}.weight", projection.weight)
+            return
+        device = projection.linear.device
+        if not sources:
+            self._missing.append(f"{projection.name}.weight")
+        layer = StagedLayer(sources, device, self._layers.conversion(projection))
+        self.targets += [WeightTarget(staged.source, staged) for staged in layer.tensors.values()]
+
+    def _check(self) -> None:
+        config = self._config
+        unexpected = [
+            source.name
+            for name, source in self._sources.items()
+            if not (
+                name.endswith(IGNORED)
+                or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
+                or (config.tie_embeddings and name.startswith("lm_head."))
+            )
+        ]
+        if self._missing or unexpected:
+            found = [f"missing: {shorten(self._missing)}"] if self._missing else []
+            found += [f"unexpected: {shorten(sorted(unexpected))}"] if unexpected else []
+            raise ModelError(
+                f"{self._directory}: these are not the weights of the {config.model_type} model of "
+                f"{config.num_layers} layers that config.json describes: {'; '.join(found)}: check "
+                "config.json, or download the model again"
+            )
+        if self._wrong:
+            raise ModelError(self._wrong[0])
+
+
+def canonical_name(name: str, model: Model) -> str:
+    """The name with its outer part, "model." or "transformer.", without which some are saved."""
+    outer = next(iter(model.other_weights())).split(".")[0] + "."
+    known = name.startswith((outer, "lm_head."))
+    return name if known else outer + name

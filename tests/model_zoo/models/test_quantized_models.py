@@ -1,0 +1,100 @@
+"""Quantized checkpoints: whole models against transformers with dequantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from model_zoo.config import ModelError, read_config
+from model_zoo.layers.gemm.autotune import autotune_gemms
+from model_zoo.layers.linear import Linear
+from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.quantization.quantized_models import FORMATS, shape_config, write_quantized
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_on_a_cpu_are_those_of_the_dequantized_weights(name: str, tmp_path: Path):
+    reference = write_quantized(tmp_path, name)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
+    tokens = torch.randint(config.vocab_size, (40,))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    logits = PagedRow(model, config, torch.float32).feed(tokens)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_fp8_while_loading_is_refused_for_a_quantized_checkpoint(tmp_path: Path):
+    write_quantized(tmp_path, "awq")
+    with pytest.raises(ModelError, match=r"--quantization fp8: .*config\.json.*\(awq\): leave"):
+        load_model(
+            read_config(tmp_path), tmp_path, dtype=torch.float32, device=CPU, quantization="fp8"
+        )
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
+def test_fp8_while_loading_changes_every_linear_but_the_head(kind: str, tmp_path: Path):
+    """On a CPU the codes are dequantized: a weight has at most 253 values a row."""
+    write_checkpoint(kind, tmp_path)
+    config = read_config(tmp_path)
+    plain, quantized = (
+        load_model(config, tmp_path, dtype=torch.float16, device=CPU, quantization=quantization)
+        for quantization in ("auto", "fp8")
+    )
+    pairs = zip(plain.named_modules(), quantized.modules(), strict=True)
+    for (name, before), after in pairs:
+        if isinstance(before, Linear) and isinstance(after, Linear):
+            assert torch.equal(before.weight, after.weight) == (name == "head"), name
+            torch.testing.assert_close(before.weight, after.weight, rtol=0.07, atol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_weights_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tmp_path: Path):
+    """Prompts of fp8 weights have activations in fp8, too: one in 16 of a number's size."""
+    reference = write_quantized(tmp_path, name)
+    config = read_config(tmp_path)
+    cuda = torch.device("cuda")
+    model = load_model(config, tmp_path, dtype=torch.bfloat16, device=cuda)
+    linears = [m for m in model.modules() if isinstance(m, Linear) and m is not model.head]
+    assert all(linear.packed is not None for linear in linears)
+    autotune_gemms(model, file=tmp_path / "chosen.json")
+    tokens = torch.randint(config.vocab_size, (200,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
+    expected = (rounded - exact).abs().mean()
+    for cuts in ([], [150, 199], [8, 40, 104]):
+        row = PagedRow(model, config, torch.bfloat16, device="cuda")
+        found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
+        error = (found - exact).abs().mean()
+        most = max(2 * expected, 0.06 * exact.std()) if name.startswith("fp8") else 2 * expected
+        assert error <= most, (cuts, error / expected, error / exact.std())
+
+
+@pytest.mark.gpu
+def test_fp8_while_loading_on_a_gpu_halves_the_memory_of_the_layers(tmp_path: Path):
+    shape_config().save_pretrained(tmp_path)
+    config = read_config(tmp_path)
+    plain, packed = (
+        load_model(
+            config,
+            tmp_path,
+            dtype=torch.bfloat16,
+            device=torch.device("cuda"),
+            load_format="dummy",
+            quantization=quantization,
+        )
+        for quantization in ("auto", "fp8")
+    )
+    before, after = (
+        sum(parameter.nbytes for parameter in model.layers.parameters())
+        for model in (plain, packed)
+    )
+    assert 0.5 <= after / before <= 0.52

@@ -1,0 +1,90 @@
+"""Small checkpoints with quantized linear layers, and transformers' models of what they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from safetensors.torch import save_file
+from torch import nn
+
+from model_zoo.quantization.readers.tensor_spec import tensor_name
+from tests.support.quantization import stored_linears as stored
+from tests.support.quantization.stored_linears import StoredLinear
+
+Writer = Callable[[Generator, int, int], StoredLinear]
+FORMATS: dict[str, Writer] = {
+    "fp8-block": stored.fp8,
+    "fp8-tensor": partial(stored.fp8, strategy="tensor", scale_name="weight_scale"),
+    "fp8-channel": partial(
+        stored.fp8,
+        strategy="channel",
+        scale_name="weight_scale",
+        config=stored.compressed_config(
+            "float-quantized", num_bits=8, type="float", strategy="channel"
+        ),
+    ),
+    "int4-g128": partial(stored.pack_quantized, group=128),
+    "int4-g32-zeros": partial(stored.pack_quantized, symmetric=False),
+    "int4-row": partial(stored.pack_quantized, group=None),
+    "int8-g128": partial(stored.pack_quantized, bits=8, group=128),
+    "int8-row": stored.int_quantized,
+    "awq": partial(stored.awq, group=128),
+    "gptq": partial(stored.gptq, group=128),
+    "gptq-zeros": partial(stored.gptq, group=64, symmetric=False),
+    "gptq-8-bit": partial(stored.gptq, bits=8, group=128),
+    "gptq-act-order": partial(stored.gptq, group=128, act_order=True),
+    "nvfp4": partial(stored.nvfp4, writer="modelopt"),
+    "nvfp4-compressed-tensors": partial(stored.nvfp4, writer="compressed-tensors"),
+    "mxfp4-compressed-tensors": partial(stored.mxfp4, writer="compressed-tensors"),
+}
+
+
+def shape_config():
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
+        vocab_size=131,
+        hidden_size=512,
+        intermediate_size=1024,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+        bos_token_id=0,
+    )
+
+
+def write_quantized(directory: Path, name: str) -> nn.Module:
+    """Write a checkpoint of a format of FORMATS; transformers' model of it, in float32."""
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    random = np.random.default_rng(0)
+    model = AutoModelForCausalLM.from_config(shape_config()).float().eval()
+    tensors = {name: value for name, value in model.state_dict().items()}
+    quantization: dict[str, object] = {}
+    for module_name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or module_name == "lm_head":
+            continue
+        write = FORMATS[name]
+        if name == "gptq-act-order":
+            write = partial(write, order=np.random.default_rng(module.in_features))
+        linear = write(random, module.out_features, module.in_features)
+        del tensors[f"{module_name}.weight"]
+        tensors |= {tensor_name(module_name, s): value for s, value in linear.tensors.items()}
+        module.weight.data.copy_(linear.weight)
+        quantization = linear.config
+    directory.mkdir(exist_ok=True)
+    save_file({n: t.contiguous() for n, t in tensors.items()}, directory / "model.safetensors")
+    config = model.config.to_dict() | {"quantization_config": quantization, "dtype": "float32"}
+    (directory / "config.json").write_text(json.dumps(config))
+    return model
