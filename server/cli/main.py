@@ -14,6 +14,7 @@ COMMANDS = {
     "bench": "measure a running server",
     "tune": "measure this GPU for the attention planner",
     "plan": "estimate what fits on a GPU, without loading",
+    "formats": "say how a model's layers are stored, and how they run",
     "pull": "download a model from the Hub",
     "version": "print the version",
 }

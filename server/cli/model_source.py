@@ -18,7 +18,11 @@ BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 # Never pickles: they can run code when they are read.
 MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt")
-CONFIG_ONLY = ("config.json", "generation_config.json")
+# With the files that say how a model is quantized where config.json does not.
+CONFIG_ONLY = (
+    *("config.json", "generation_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+)
 FULL = "No space left on device"
 # Of the folder that a download goes to, not of the network.
 CACHE_ERRORS = {

@@ -89,7 +89,6 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"model_type": "mamba"}, '`model_type` is "mamba": supported: gpt2, llama, mistral, qwen2'),
     ({"model_type": None}, "`model_type` is missing"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "a causal language model"),
-    ({"quantization_config": {"quant_method": "awq"}}, "`quantization_config` .*awq.*unquantized"),
     ({"hidden_size": "64"}, '`hidden_size` is "64": a positive integer'),
     ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0"),
     ({"vocab_size": True}, "`vocab_size` is true"),

@@ -163,5 +163,9 @@ def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether SplitK, or SkinnyGemm on Hopper, runs on the device with this dtype."""
     if device.type != "cuda" or find_spec("triton") is None:
         return False
-    capable = torch.cuda.get_device_capability(device) >= (8, 0)
-    return capable and dtype in (torch.bfloat16, torch.float16)
+    return capable(torch.cuda.get_device_capability(device), dtype)
+
+
+def capable(capability: tuple[int, int], dtype: torch.dtype) -> bool:
+    """As supports_kernels, of any GPU of this compute capability (major, minor)."""
+    return capability >= (8, 0) and dtype in (torch.bfloat16, torch.float16)
