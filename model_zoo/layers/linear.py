@@ -64,6 +64,7 @@ class Projection:
         for begin, end in weight.slices(FILLED_AT_ONCE):
             rows, first = weight.rows(begin, end), self.first + begin
             if linear.packed is None:
+                linear.is_dequantized = True
                 linear.weight[first : self.first + end] = rows.dequantize(linear.dtype)
             else:
                 linear.packed.store(first, rows)
@@ -102,6 +103,7 @@ class Linear(nn.Module):
         self._reordered: Tensor | None = None
         self._gemms: GemmsByRows[GemmImpl] = GemmsByRows()
         self.is_batch_invariant = False
+        self.is_dequantized = False  # some of its weight is quantized in the checkpoint
 
     @property
     def device(self) -> torch.device:

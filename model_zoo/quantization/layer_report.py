@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from model_zoo.layers.gemm.implementations import MAX_ROWS
 from model_zoo.layers.linear import Linear
 from model_zoo.model import Model
 
-CUBLAS = "cuBLAS"
+DEQUANTIZED = "DequantizedGemm"
 
 
 def describe_layers(model: Model) -> list[str]:
     """A line for each kind of weight, the most bytes first; none if no layer is quantized.
 
-    `fp8 in rows: 144 layers, 6.95 GB: SkinnyQuantizedGemm; above 64 rows ScaledMM`
+    `fp8 in rows: 144 layers, 6.95 GB: DequantGemm, ScaledMM; above 64 rows ScaledMM`
     """
-    linears = [module for module in model.modules() if isinstance(module, Linear)]
-    if all(linear.packed is None for linear in linears):
+    groups = _groups(model)
+    linears = [linear for each in groups.values() for linear in each]
+    if all(linear.packed is None and not linear.is_dequantized for linear in linears):
         return []
+    return [_line(name, groups[name]) for name in sorted(groups, key=lambda n: -_bytes(groups[n]))]
+
+
+def slow_layers(model: Model) -> list[str]:
+    """What runs no faster than unquantized weights, and why: a sentence for each kind of weight."""
+    found: list[str] = []
+    for name, linears in _groups(model).items():
+        layers = f"{len(linears)} layers of {name}"
+        if linears[0].is_dequantized:
+            found.append(
+                f"{layers} take the memory and the time of unquantized ones: no kernel multiplies "
+                "them as they are stored, or fused layers differ (`wavefill formats` says which)"
+            )
+        elif DEQUANTIZED in _kernels(linears, [MAX_ROWS + 1]):
+            found.append(
+                f"{layers} are dequantized for each step of more than {MAX_ROWS} tokens, which "
+                "then takes longer than with unquantized weights"
+            )
+    return found
+
+
+def _groups(model: Model) -> dict[str, list[Linear]]:
+    """The linear layers by the kind of their weights."""
     groups: dict[str, list[Linear]] = defaultdict(list)
-    for linear in linears:
-        scheme = None if linear.packed is None else linear.packed.scheme
-        dtype = str(linear.dtype).removeprefix("torch.")
-        groups[dtype if scheme is None else scheme.describe(linear.inputs)].append(linear)
-    order = sorted(groups, key=lambda name: -_bytes(groups[name]))
-    return [_line(name, groups[name]) for name in order]
+    for linear in model.modules():
+        if isinstance(linear, Linear):
+            groups[_kind(linear)].append(linear)
+    return groups
+
+
+def _kind(linear: Linear) -> str:
+    if linear.packed is not None:
+        return linear.packed.scheme.describe(linear.inputs)
+    dtype = str(linear.dtype).removeprefix("torch.")
+    return f"{dtype}, dequantized when loaded" if linear.is_dequantized else dtype
 
 
 def _line(name: str, linears: list[Linear]) -> str:
@@ -38,10 +67,16 @@ def _line(name: str, linears: list[Linear]) -> str:
 
 
 def _bytes(linears: Iterable[Linear]) -> int:
-    return sum(linear.operand.nbytes for linear in linears)
+    return sum(
+        linear.outputs * linear.inputs * linear.dtype.itemsize
+        if linear.packed is None
+        else linear.packed.weight.nbytes
+        for linear in linears
+    )
 
 
-def _kernels(linears: Iterable[Linear], rows: Iterable[int]) -> str:
+def _kernels(linears: Sequence[Linear], rows: Iterable[int]) -> str:
     """The names of what multiplies so many rows."""
+    default = "cuBLAS" if linears[0].device.type == "cuda" else "PyTorch"
     gemms = {linear.gemm_of(count) for linear in linears for count in rows}
-    return ", ".join(sorted({CUBLAS if gemm is None else type(gemm).__name__ for gemm in gemms}))
+    return ", ".join(sorted({default if gemm is None else type(gemm).__name__ for gemm in gemms}))

@@ -6,6 +6,7 @@ few KV pages for memory profiling, and the KV pool gets the memory that remains.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
-from model_zoo.quantization.layer_report import describe_layers
+from model_zoo.quantization.layer_report import describe_layers, slow_layers
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
@@ -34,6 +35,8 @@ from runtime.startup.memory_profile import MemoryProfiler, explain_out_of_memory
 from runtime.startup.timeline import Timeline
 from runtime.startup.warm_up import warm_up
 from runtime.startup.waves import wave_planner
+
+log = logging.getLogger("wavefill.startup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +120,8 @@ def _on_gpu(
         timeline.mark("weights")
         progress("gemms", 0, 1)
         autotune_gemms(loading.model)
+        for sentence in slow_layers(loading.model):
+            log.warning("%s", sentence)
         timeline.mark("gemms")
         progress("memory", 0, 1)
     plan = profiler.measure()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from model_zoo.config import ModelConfig
-from model_zoo.layers.linear import cpu_reorders
+from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.registry import build
 from runtime.config import EngineConfig, KVDTypeName, ModelFacts
@@ -62,6 +62,20 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf = 
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
+def scratch_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf) -> int:
+    """Bytes of the memory that quantized weights are dequantized to, one at a time.
+
+    None for fp8, which a GPU multiplies as it is; one that does not takes as much for it, too.
+    """
+    model = build(config, dtype, torch.device("meta"), scheme_of)
+    sizes = [
+        layer.outputs * layer.inputs * dtype.itemsize
+        for layer in model.modules()
+        if isinstance(layer, Linear) and layer.packed and layer.packed.scheme.kind != "fp8"
+    ]
+    return max(sizes, default=0)
+
+
 def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that a CPU takes besides the weights: its GEMMs read packed weights, and of a tied
     embedding both layouts are kept."""
@@ -84,7 +98,7 @@ def estimate(
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
-    activations = LIBRARY_BYTES + max(forward, sampling)
+    activations = LIBRARY_BYTES + max(forward, sampling) + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)

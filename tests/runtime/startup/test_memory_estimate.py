@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model_zoo.config import read_config
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from runtime.config import EngineConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
@@ -18,6 +19,7 @@ from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, wei
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B
 from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.quantization.quantized_models import write_quantized
 
 MIB = 2**20
 STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)
@@ -77,3 +79,22 @@ def test_the_plan_of_a_cpu_is_that_of_its_start(
     planned = resolve_config(engine_config, config, place)
     assert planned.num_pages == started.num_pages < 64 * 32, "not what all slots could use"
     assert planned.max_batched_tokens == started.max_batched_tokens
+
+
+def test_quantized_weights_and_the_memory_they_are_dequantized_to_are_counted(
+    tmp_path: Path,
+) -> None:
+    plans: dict[str, MemoryPlan] = {}
+    for name in ("int4-g128", "fp8-channel"):
+        write_quantized(tmp_path / name, name)
+        config = read_config(tmp_path / name)
+        layers = CheckpointLayers.open(tmp_path / name, None, packs=True)
+        plans[name] = estimate(
+            config, torch.bfloat16, STEPS, free=80 << 30, share=0.9, scheme_of=layers.scheme_of
+        )
+    # Two layers of 512 x 512 queries and outputs, 256 keys and values, 1024 gates, ups and downs.
+    weights = 2 * 512 * (2 * 512 + 2 * 256 + 3 * 1024)
+    difference = plans["fp8-channel"].weights - plans["int4-g128"].weights
+    assert weights // 2 - difference == pytest.approx(weights // 128 * 2, rel=0.6)  # the scales
+    largest = 2 * 1024 * 512 * torch.bfloat16.itemsize  # gate and up are one layer
+    assert plans["int4-g128"].activations - plans["fp8-channel"].activations == largest
