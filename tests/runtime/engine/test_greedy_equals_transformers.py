@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,16 +14,31 @@ from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
 from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
+from tests.support.quantization.quantized_models import write_quantized
 
 STEPS = 64
 PROMPT_LENS = (1, 5, 16, 33, 47)
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+# One of each kind of codes; in float32, their weights are dequantized when they are loaded.
+QUANTIZED = ("awq", "gptq-act-order", "int8-row", "fp8-block", "nvfp4")
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *QUANTIZED])
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
+    """A checkpoint and transformers' model of it, in float32."""
     directory = tmp_path_factory.mktemp(request.param)
+    if request.param in QUANTIZED:
+        return directory, write_quantized(directory, request.param)
     write_checkpoint(request.param, directory)
-    return directory
+    return directory, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(written: tuple[Path, Any]) -> Path:
+    return written[0]
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -37,9 +53,9 @@ def prompts() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def expected(checkpoint: Path, prompts: list[list[int]]) -> list[list[int]]:
+def expected(written: tuple[Path, Any], prompts: list[list[int]]) -> list[list[int]]:
     """What transformers answers, one prompt at a time."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    model = written[1]
     answers: list[list[int]] = []
     for prompt in prompts:
         generated = model.generate(
