@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.model import Model
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader, read_in_turn
 from model_zoo.weight_targets import WeightTargets

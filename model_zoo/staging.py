@@ -53,16 +53,24 @@ class StagedTensor:
     def __init__(self, source: CheckpointTensor, layer: StagedLayer) -> None:
         self.source, self.layer = source, layer
         self._tensor: Tensor | None = None
+        self._allocated: torch.cuda.Event | None = None
         self._lock = threading.Lock()
 
     def tensor(self) -> Tensor:
         with self._lock:
             if self._tensor is None:
                 source = self.source
-                self._tensor = torch.empty(
-                    source.shape, dtype=source.dtype, device=self.layer.device
-                )
+                device = self.layer.device
+                self._tensor = torch.empty(source.shape, dtype=source.dtype, device=device)
+                if device.type == "cuda":
+                    self._allocated = torch.cuda.Event()
+                    self._allocated.record(torch.cuda.current_stream(device))
             return self._tensor
+
+    def wait_allocated(self, stream: torch.cuda.Stream) -> None:
+        """Let `stream` wait for the earlier uses of the memory, on the stream that allocated it."""
+        if self._allocated is not None:
+            stream.wait_event(self._allocated)
 
     def filled(self, num_bytes: int) -> StagedLayer | None:
         return self.layer.add_bytes(num_bytes)
@@ -90,6 +98,11 @@ class StagedLayer:
         self._convert = convert
         self._lock = threading.Lock()
         self.copied: list[torch.cuda.Event] = []  # of all copies; appended by several threads
+
+    def largest(self) -> CheckpointTensor:
+        """The tensor of the most bytes, such as the codes."""
+        sources = [staged.source for staged in self.tensors.values()]
+        return max(sources, key=lambda source: source.num_bytes)
 
     def add_bytes(self, num_bytes: int) -> StagedLayer | None:
         with self._lock:

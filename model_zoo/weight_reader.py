@@ -1,6 +1,6 @@
 """WeightReader: reads weights from files into parameters on a GPU, with several threads.
 
-Each thread reads chunks in file order into its own pinned buffers, and queues a copy of each chunk
+Each thread reads chunks into its own pinned buffers, and queues a copy of each chunk
 to its parameter on its own stream.  So reads are parallel, reading and copying overlap, and the
 host needs THREADS * BUFFERS * CHUNK_BYTES of memory for a model of any size.  The device converts
 where the dtypes of file and parameter differ.
@@ -61,15 +61,29 @@ class WeightChunk:
         return tensor[self.first : self.first + self.count]
 
 
+def in_reading_order(targets: Iterable[WeightTarget]) -> list[WeightTarget]:
+    """In file order, but for layers that are converted: they are read whole.
+
+    Files are sorted by dtype, so that all codes come before the first scale, and all layers would
+    be on the device in both forms.
+    """
+
+    def place(target: WeightTarget) -> tuple[Path, int, Path, int]:
+        source, destination = target.source, target.destination
+        first = destination.layer.largest() if isinstance(destination, StagedTensor) else source
+        return first.path, first.offset, source.path, source.offset
+
+    return sorted(targets, key=place)
+
+
 def weight_chunks(targets: Iterable[WeightTarget], max_bytes: int) -> list[WeightChunk]:
-    """All tensors in file order, divided into chunks of at most max_bytes bytes.
+    """All tensors in reading order, divided into chunks of at most max_bytes bytes.
 
     Where the destination is not contiguous, a tensor is cut between rows only, and a longer row is
     a chunk of its own.
     """
-    order = sorted(targets, key=lambda target: (target.source.path, target.source.offset))
     found: list[WeightChunk] = []
-    for target in order:
+    for target in in_reading_order(targets):
         source = target.source
         if not source.num_bytes:
             continue
@@ -86,8 +100,8 @@ def weight_chunks(targets: Iterable[WeightTarget], max_bytes: int) -> list[Weigh
 
 @torch.no_grad()
 def read_in_turn(targets: Iterable[WeightTarget], progress: Callable[[int, int], None]) -> None:
-    """Fill all targets in file order, by one thread; progress(bytes done, total bytes)."""
-    order = sorted(targets, key=lambda target: (target.source.path, target.source.offset))
+    """Fill all targets, by one thread; progress(bytes done, total bytes)."""
+    order = in_reading_order(targets)
     total = sum(target.source.num_bytes for target in order)
     done = 0
     for target in order:
@@ -231,12 +245,13 @@ class _CopyStream:
             copied.record()
 
     def _copy(self, chunk: WeightChunk, buffer: Tensor) -> None:
-        place = chunk.place()
+        place, destination = chunk.place(), chunk.target.destination
+        if isinstance(destination, StagedTensor) and self._stream is not None:
+            destination.wait_allocated(self._stream)
         values = buffer.view(chunk.source.dtype).view(place.shape)
         if values.dtype != place.dtype or not place.is_contiguous():
             values = values.to(self._device, non_blocking=True)
         place.copy_(values, non_blocking=True)
-        destination = chunk.target.destination
         if isinstance(destination, StagedTensor) and self._stream is not None:
             event = torch.cuda.Event()
             event.record(self._stream)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint, shorten, wrong_shape
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
 from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import Projection
 from model_zoo.model import Model
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from model_zoo.staging import Parameter, StagedLayer
 from model_zoo.weight_reader import WeightTarget
 
+Source = TypeVar("Source")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Buffers that some versions of transformers save and that are computed here.
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
@@ -32,9 +35,7 @@ class WeightTargets:
         Raises ModelError unless the checkpoint's tensors and the model's parameters match.
         """
         self._config, self._directory, self._layers = model.config, directory, layers
-        self._sources = {
-            canonical_name(name, model): source for name, source in checkpoint.sources.items()
-        }
+        self._sources = canonical_names(checkpoint.sources, model)
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self.targets: list[WeightTarget] = []
@@ -94,8 +95,10 @@ class WeightTargets:
             raise ModelError(self._wrong[0])
 
 
-def canonical_name(name: str, model: Model) -> str:
-    """The name with its outer part, "model." or "transformer.", without which some are saved."""
+def canonical_names(sources: Mapping[str, Source], model: Model) -> dict[str, Source]:
+    """By names with their outer part, "model." or "transformer.", without which some are saved."""
     outer = next(iter(model.other_weights())).split(".")[0] + "."
-    known = name.startswith((outer, "lm_head."))
-    return name if known else outer + name
+    known = (outer, "lm_head.")
+    return {
+        name if name.startswith(known) else outer + name: source for name, source in sources.items()
+    }

@@ -31,6 +31,7 @@ class StoredFormat:
     block: tuple[int, int] | None = None  # rows and columns of a block
     symmetric: bool = True  # there are no zero points, or they are ignored
     act_order: bool = False  # GPTQ's desc_act: g_idx has the group of each column
+    activation_bits: int = 16  # that products are meant for; 8: W8A8
     zero_offset: int = 0  # what GPTQ v1 subtracts from a zero point before it stores it
 
     def groups(self, columns: int) -> int:
@@ -50,5 +51,9 @@ class StoredFormat:
         return ", ".join(parts)
 
 
-def fp8_format(strategy: Strategy, block: tuple[int, int] | None = None) -> StoredFormat:
-    return StoredFormat(name="fp8", bits=8, strategy=strategy, block=block)
+def fp8_format(
+    strategy: Strategy, block: tuple[int, int] | None = None, *, activation_bits: int = 8
+) -> StoredFormat:
+    return StoredFormat(
+        name="fp8", bits=8, strategy=strategy, block=block, activation_bits=activation_bits
+    )

@@ -26,6 +26,7 @@ class WeightScheme:
     zeros: bool = False
     row_scales: bool = False
     permuted: bool = False
+    activation_bits: int = 16  # 8: products may quantize activations, too (fp8)
 
     def parameters(self, outputs: int, inputs: int) -> Parameters:
         """The parameters of PackedWeight for N outputs and K inputs."""
@@ -50,6 +51,13 @@ class WeightScheme:
         whole_groups = self.row_group > 1 or inputs % self.column_group == 0
         return inputs % BLOCK == 0 and outputs % self.row_group == 0 and whole_groups
 
+    def is_exact(self, inputs: int) -> bool:
+        """Whether products multiply the codes, and the scales their sums; inputs: K
+
+        Else weights are rounded to 16 bits, in some products at least.
+        """
+        return self.kind == "fp8" and self.row_group == 1 and self.column_group >= inputs
+
     def describe(self, inputs: int) -> str:
         """`int4 in groups of 128`; inputs: K"""
         if self.row_group > 1:
@@ -60,4 +68,5 @@ class WeightScheme:
             scales = f"groups of {self.column_group}"
         zeros = ", zero points" if self.zeros else ""
         order = ", act-order" if self.permuted else ""
-        return f"{self.kind} in {scales}{zeros}{order}"
+        only = ", W8A16" if self.kind == "fp8" and self.activation_bits == 16 else ""
+        return f"{self.kind} in {scales}{zeros}{order}{only}"

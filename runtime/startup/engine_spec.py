@@ -14,10 +14,10 @@ from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
 from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.loader import ModelLoader
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from runtime.config import (
     ConfigError,
     DTypeName,

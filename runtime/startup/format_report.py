@@ -18,18 +18,18 @@ import torch
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import capable
 from model_zoo.layers.linear import Projection
 from model_zoo.model import Model
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.readers.registry import read
 from model_zoo.quantization.stored_format import StoredFormat
 from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
-from model_zoo.weight_targets import WeightTargets, canonical_name
+from model_zoo.weight_targets import WeightTargets, canonical_names
 from runtime.config import ConfigError, EngineConfig
 from runtime.memory_plan import size
 from runtime.startup.device import DTYPES, choose_device, choose_dtype
@@ -105,7 +105,7 @@ class FormatTable:
     def __init__(self, model: Model, layers: CheckpointLayers, target: Target) -> None:
         self._layers, self._target, self._model = layers, target, model
         sources = layers.checkpoint.sources if layers.checkpoint else {}
-        self._sources = {canonical_name(name, model): found for name, found in sources.items()}
+        self._sources = canonical_names(sources, model)
         self._projections: dict[Kind, list[Projection]] = defaultdict(list)
         for projection in model.projections():
             self._projections[self._kind(projection)].append(projection)
@@ -194,7 +194,7 @@ class FormatTable:
             exact = plain[: max(1, MEASURED_CODES // plain.shape[1])].float()
             weight = None if kind.runs_as is None else quantize_fp8(exact)
         running = exact if weight is None else weight.dequantize(torch.float32)
-        if kind.scheme is None or kind.scheme.kind != "fp8":  # fp8 scales the sums, in float32
+        if kind.scheme is None or not kind.scheme.is_exact(projection.shape[1]):
             running = running.to(self._target.dtype).float()
         error = (running - exact).square().mean().sqrt()
         return f"{float(error / exact.square().mean().sqrt().clamp(min=1e-30)):.2%}"

@@ -18,10 +18,10 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
+from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
-from model_zoo.quantization.layer_report import describe_layers, slow_layers
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan

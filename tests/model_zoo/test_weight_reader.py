@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError, read_config
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from model_zoo.registry import build
 from model_zoo.staging import Parameter
 from model_zoo.weight_reader import WeightChunk, WeightReader, WeightTarget, weight_chunks

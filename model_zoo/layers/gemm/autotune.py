@@ -39,7 +39,9 @@ class GemmKey:
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
-        what += f" of {self.scheme.describe(self.inputs)}" if self.scheme is not None else ""
+        if self.scheme is not None:
+            scales = str(self.scheme.scale_dtype).removeprefix("torch.")
+            what += f" of {self.scheme.describe(self.inputs)} with {scales} scales"
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -53,11 +55,12 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
 
     Call it when the weights are in place, on the thread and device that run the model, and before
     a CUDA graph is captured.  Layers that are not tuned use cuBLAS, as do all but 16-bit weights on
-    CUDA.  Choices of earlier starts are read from `file`, default chosen_file(); missing ones are
-    timed on the layers' own weights and added to it.
+    CUDA; quantized ones use what use_quantized_gemms has set.  Choices of earlier starts are read
+    from `file`, default chosen_file(); missing ones are timed on the layers' own weights and added
+    to it.
 
     seconds  time limit for few rows, in addition to SWIGLU_SECONDS for many; keys that are not
-             reached use cuBLAS until the next start
+             reached keep what they had until the next start
     """
     layers = layers_by_key(model)
     if not layers:
@@ -105,7 +108,7 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
     if gemm_key.scheme is not None:
         from model_zoo.layers.quantized_gemm.candidates import quantized_candidates
 
-        return quantized_candidates(device, *shape, gemm_key.scheme)
+        return quantized_candidates(device, gemm_key.dtype, *shape, gemm_key.scheme)
     if gemm_key.swiglu:
         return swiglu_candidates(device, *shape, bias=gemm_key.bias)
     return candidates(device, *shape)
@@ -165,7 +168,7 @@ def choose(
     for gemm_key, found in layers.items():
         if time.monotonic() - began > seconds:
             late = len(layers) - len(made)
-            log.warning("%d of %d GEMMs are left to cuBLAS: no time", late, len(layers))
+            log.warning("%d of %d GEMMs are not timed: no time", late, len(layers))
             break
         gemms = candidates_of(gemm_key)
         plain, *others = times(found, gemms, gemm_key.rows)

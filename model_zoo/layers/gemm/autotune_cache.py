@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import torch
 import triton
@@ -146,8 +147,11 @@ def _encoded(gemm: GemmImpl) -> dict[str, str | int]:
 
 
 def _decoded(values: dict[str, str | int]) -> GemmImpl:
-    fields = {name: value for name, value in values.items() if name != "gemm"}
-    for name, value in fields.items():
-        if isinstance(value, int) and value < 0:
+    kind = KINDS[str(values["gemm"])]
+    given = {name: value for name, value in values.items() if name != "gemm"}
+    gemm = kind(**given)
+    for name, hint in get_type_hints(kind).items():
+        value, choices = getattr(gemm, name), get_args(hint)
+        if value not in choices if choices else type(value) is not hint or value < 0:
             raise ValueError(f"{name} is {value!r}")
-    return KINDS[str(values["gemm"])](**fields)
+    return gemm

@@ -5,8 +5,8 @@ For many rows, where cuBLAS is limited by its arithmetic and the passes before i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -68,32 +68,36 @@ class ScaledMM:
         return y.add_(bias) if blocks and bias is not None else y
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DequantizedGemm:
-    """cuBLAS with the weight dequantized into `scratch`, which layers share one after the other.
+class Scratch:
+    """Memory for one dequantized weight, which layers use one after the other.
 
-    scratch  [elements] bf16 or fp16, of make_scratch
+    It is allocated by the first product, which runs before a CUDA graph is captured: a graph keeps
+    its address.
     """
 
-    scratch: Tensor
+    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
+        """elements: of the largest weight; dtype: bf16 or fp16"""
+        self.elements, self.dtype, self.device = elements, dtype, device
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        """[elements]"""
+        return torch.empty(self.elements, dtype=self.dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DequantizedGemm:
+    """cuBLAS with the weight dequantized into memory."""
+
+    scratch: Scratch
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
-        return outputs * inputs <= self.scratch.numel()
+        return outputs * inputs <= self.scratch.elements
 
     def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         outputs, inputs = weight.shape
         assert self.serves(len(x), outputs, inputs) and x.dtype == self.scratch.dtype
-        plain = self.scratch[: outputs * inputs].view(outputs, inputs)
+        plain = self.scratch.tensor[: outputs * inputs].view(outputs, inputs)
         dequantize_into(weight, plain)
         return F.linear(x, plain, bias)
-
-
-def make_scratch(weights: Iterable[PackedWeight], dtype: torch.dtype) -> Tensor:
-    """Room for the largest of `weights`, of one device, for DequantizedGemm.
-
-    It is made once, before a CUDA graph is captured: a graph keeps its address.
-    """
-    found = list(weights)
-    largest = max(outputs * inputs for outputs, inputs in (weight.shape for weight in found))
-    return torch.empty(largest, dtype=dtype, device=found[0].words.device)

@@ -21,6 +21,9 @@ class PackedParameters(nn.Module):
         for name, (shape, dtype) in scheme.parameters(outputs, inputs).items():
             parameter = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
             self.register_parameter(name, parameter)
+        if scheme.permuted:  # kernels run before the weights are loaded, and this is an index
+            order = self.get_parameter("permutation")
+            order.copy_(torch.arange(inputs, device=order.device))
         self._has_order = False
 
     @cached_property

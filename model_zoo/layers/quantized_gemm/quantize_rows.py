@@ -64,7 +64,7 @@ def _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK: tl.constexpr, GRO
     tl.store(CODES + row * K + byte, blocks.reshape(BLOCK), mask=byte < K)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows"])
 def _quantize_rows(
     X, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -78,7 +78,7 @@ def _quantize_rows(
     _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows"])
 def _add_rms_norm_quantize(
     X, RESIDUAL, WEIGHT, CODES, SCALES, eps, M, rows, x_row, residual_row, K: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -98,7 +98,7 @@ def _add_rms_norm_quantize(
     _write_codes(rms_norm(total, weight, eps, K), CODES, SCALES, row, rows, 0, K, BLOCK, GROUP)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "rows"])
 def _silu_mul_quantize(
     GATE_UP, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,

@@ -80,12 +80,13 @@ def _stored(group: Fields, fields: Fields) -> StoredFormat | None:
     if name in UNNAMED:
         unpacked = name == "naive-quantized" or _takes_integers(group)
         name = _format_of(weights, kind, bits, unpacked=unpacked)
-    elif name not in FORMATS:
+    elif not isinstance(name, str) or name not in FORMATS:
         raise where.error("format", name, REMEDY)
     if (kind, bits) not in FORMATS[name]:
         held = " or ".join(f"{kind} of {bits} bits" for kind, bits in FORMATS[name])
         raise weights.error("num_bits", bits, f"{name} with type {kind}: {held} is expected")
-    return _scheme(weights, name, bits)
+    activation_bits = 8 if group.nested("input_activations").values else 16
+    return _scheme(weights, name, bits, activation_bits)
 
 
 def _takes_integers(group: Fields) -> bool:
@@ -106,7 +107,7 @@ def _format_of(weights: Fields, kind: str, bits: int, *, unpacked: bool) -> Form
     raise weights.error("num_bits", bits, f"no format for type {kind}: 4 and 8 bits are supported")
 
 
-def _scheme(weights: Fields, name: Format, bits: int) -> StoredFormat:
+def _scheme(weights: Fields, name: Format, bits: int, activation_bits: int) -> StoredFormat:
     group = weights.get("group_size")
     if group == -1:
         group = None
@@ -130,7 +131,7 @@ def _scheme(weights: Fields, name: Format, bits: int) -> StoredFormat:
         block = block_size(weights, "block_structure") if strategy == "block" else None
         if strategy == "block" and block is None:
             raise weights.error("block_structure", None, "the size of a block is expected")
-        return fp8_format(strategy, block)
+        return fp8_format(strategy, block, activation_bits=activation_bits)
     if name == "int-quantized" and not symmetric:
         raise weights.error("symmetric", False, "only symmetric int8 weights are supported")
     return StoredFormat(
@@ -139,5 +140,19 @@ def _scheme(weights: Fields, name: Format, bits: int) -> StoredFormat:
         strategy=strategy,
         group=group if strategy == "group" else None,
         symmetric=symmetric,
-        act_order=weights.get("actorder") == "group",
+        act_order=_act_order(weights),
+        activation_bits=activation_bits if name == "int-quantized" else 16,
     )
+
+
+def _act_order(weights: Fields) -> bool:
+    """Whether the columns of a group are not neighbours.
+
+    "group", of which `true` and "dynamic" are other spellings, stores the group of each column;
+    "weight" and "static" reorder nothing.
+    """
+    value = weights.get("actorder")
+    if isinstance(value, bool):
+        return value
+    known = ("group", "dynamic", "weight", "static")
+    return value is not None and weights.choice("actorder", known) in ("group", "dynamic")

@@ -40,7 +40,7 @@ def block_size(fields: Fields, name: str) -> tuple[int, int] | None:
     if (
         not isinstance(value, list)
         or len(value) != 2
-        or not all(isinstance(size, int) and size > 0 for size in value)
+        or not all(type(size) is int and size > 0 for size in value)
     ):
         raise fields.error(name, value, "two positive integers are expected, such as [128, 128]")
     return value[0], value[1]

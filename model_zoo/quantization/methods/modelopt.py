@@ -9,7 +9,7 @@ from model_zoo.quantization.stored_format import StoredFormat, fp8_format
 FORMATS = {
     "FP8": fp8_format("tensor"),
     "FP8_PER_CHANNEL_PER_TOKEN": fp8_format("channel"),
-    "FP8_PB_WO": fp8_format("block", (128, 128)),
+    "FP8_PB_WO": fp8_format("block", (128, 128), activation_bits=16),
     "FP8_BLOCK_SCALES": fp8_format("block", (128, 128)),
     "NVFP4": StoredFormat(name="nvfp4", bits=4, strategy="group", group=16),
     "W4A16_NVFP4": StoredFormat(name="nvfp4", bits=4, strategy="group", group=16),
@@ -53,7 +53,7 @@ def layer_rules(fields: Fields) -> list[Rule]:
 
 def _stored(fields: Fields) -> StoredFormat:
     algorithm = fields.get("quant_algo")
-    if algorithm not in FORMATS:
+    if not isinstance(algorithm, str) or algorithm not in FORMATS:
         raise fields.error("quant_algo", algorithm, REMEDY)
     stored = FORMATS[algorithm]
     if stored.group is not None and fields.integer("group_size", stored.group) != stored.group:

@@ -38,20 +38,12 @@ def test_fp8_while_loading_is_refused_for_a_quantized_checkpoint(tmp_path: Path)
         )
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gpt2"])
-def test_fp8_while_loading_changes_every_linear_but_the_head(kind: str, tmp_path: Path):
-    """On a CPU the codes are dequantized: a weight has at most 253 values a row."""
-    write_checkpoint(kind, tmp_path)
-    config = read_config(tmp_path)
-    plain, quantized = (
-        load_model(config, tmp_path, dtype=torch.float16, device=CPU, quantization=quantization)
-        for quantization in ("auto", "fp8")
-    )
-    pairs = zip(plain.named_modules(), quantized.modules(), strict=True)
-    for (name, before), after in pairs:
-        if isinstance(before, Linear) and isinstance(after, Linear):
-            assert torch.equal(before.weight, after.weight) == (name == "head"), name
-            torch.testing.assert_close(before.weight, after.weight, rtol=0.07, atol=1e-3)
+def test_fp8_while_loading_is_refused_without_a_gpu(tmp_path: Path):
+    write_checkpoint("qwen3", tmp_path)
+    with pytest.raises(ModelError, match="--quantization fp8: a GPU of compute capability 8"):
+        load_model(
+            read_config(tmp_path), tmp_path, dtype=torch.float16, device=CPU, quantization="fp8"
+        )
 
 
 @pytest.mark.gpu

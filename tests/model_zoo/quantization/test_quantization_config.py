@@ -14,6 +14,8 @@ from tests.support.quantization.configs import AWQ, GPTQ, compressed, group
 
 LAYER = "model.layers.3"
 BLOCKS = fp8_format("block", (128, 128))
+WEIGHT_BLOCKS = fp8_format("block", (128, 128), activation_bits=16)
+ACTIVATIONS = {"type": "float", "num_bits": 8}
 NVFP4 = StoredFormat(name="nvfp4", bits=4, strategy="group", group=16)
 INT4 = StoredFormat(name="gptq", bits=4, strategy="group", group=128, zero_offset=1)
 
@@ -102,7 +104,7 @@ def test_config_json_goes_before_the_other_files(tmp_path: Path) -> None:
             StoredFormat(name="awq", bits=4, strategy="group", group=128, symmetric=False),
         ),
         ({"quant_algo": "FP8"}, fp8_format("tensor")),
-        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, BLOCKS),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, WEIGHT_BLOCKS),
         ({"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}, fp8_format("channel")),
         ({"quant_algo": "NVFP4", "group_size": 16}, NVFP4),
         ({"quant_algo": "W4A16_NVFP4"}, NVFP4),
@@ -139,7 +141,7 @@ def test_config_json_goes_before_the_other_files(tmp_path: Path) -> None:
                 group("Linear", type="float", num_bits=8, strategy="channel"),
                 format="float-quantized",
             ),
-            fp8_format("channel"),
+            fp8_format("channel", activation_bits=16),
         ),
         (
             compressed(
@@ -149,7 +151,17 @@ def test_config_json_goes_before_the_other_files(tmp_path: Path) -> None:
                 ),
                 format="float-quantized",
             ),
-            BLOCKS,
+            WEIGHT_BLOCKS,
+        ),
+        (
+            compressed(
+                {
+                    **group("Linear", type="float", num_bits=8, strategy="channel"),
+                    "input_activations": ACTIVATIONS,
+                },
+                format="float-quantized",
+            ),
+            fp8_format("channel"),
         ),
         (
             compressed(
@@ -176,9 +188,11 @@ def test_mixed_precision_takes_the_format_of_each_group(tmp_path: Path) -> None:
         for name in ("self_attn.k_proj", "mlp.up_proj", "mlp.down_proj")
     }
     assert stored == {
-        "self_attn.k_proj": fp8_format("channel"),
+        "self_attn.k_proj": fp8_format("channel", activation_bits=16),
         "mlp.up_proj": StoredFormat(name="pack-quantized", bits=4, strategy="group", group=32),
-        "mlp.down_proj": StoredFormat(name="int-quantized", bits=8, strategy="channel"),
+        "mlp.down_proj": StoredFormat(
+            name="int-quantized", bits=8, strategy="channel", activation_bits=8
+        ),
     }
 
 
@@ -186,7 +200,7 @@ def test_naive_quantized_holds_a_code_a_byte(tmp_path: Path) -> None:
     ints = group("Linear", num_bits=8, strategy="channel")
     floats = group("re:.*mlp.*", num_bits=8, type="float", strategy="channel")
     found = read(tmp_path, compressed(ints, floats, format="naive-quantized"))
-    assert found.stored(f"{LAYER}.mlp.up_proj") == fp8_format("channel")
+    assert found.stored(f"{LAYER}.mlp.up_proj") == fp8_format("channel", activation_bits=16)
     expected = StoredFormat(name="int-quantized", bits=8, strategy="channel")
     assert found.stored(f"{LAYER}.self_attn.q_proj") == expected
 

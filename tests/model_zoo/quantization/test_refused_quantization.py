@@ -23,6 +23,13 @@ from tests.support.quantization.configs import AWQ, GPTQ, compressed, group
         ({"quant_method": "fp8", "fmt": "e5m2"}, 'fmt` is "e5m2": supported: e4m3'),
         ({"quant_method": "fp8", "weight_block_size": [128]}, "two positive integers"),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "a list of strings"),
+        ({"quant_method": "fp8", "weight_block_size": [True, 128]}, "two positive integers"),
+        ({"quant_method": "modelopt", "quant_algo": ["FP8"]}, 'quant_algo` is \\["FP8"\\]: supp'),
+        ({**compressed(group("Linear")), "format": ["x"]}, 'format` is \\["x"\\]: supported'),
+        (
+            compressed(group("Linear", group_size=32, actorder="nonsense")),
+            'actorder` is "nonsense": supported: group, dynamic, weight, static',
+        ),
         ({**AWQ, "version": "gemv"}, '`quantization_config.version` is "gemv": only the packing'),
         ({**AWQ, "version": "gemv_fast"}, '"gemv_fast": only the packing `gemm`'),
         ({**AWQ, "version": "marlin"}, '"marlin": only the packing `gemm`'),
@@ -99,3 +106,17 @@ def test_what_no_reader_understands_is_refused_by_file_field_and_value(
     with pytest.raises(ModelError, match=message) as error:
         read_quantization(tmp_path)
     assert str(error.value).startswith(f"{path}: `quantization_config.")
+
+
+@pytest.mark.parametrize(
+    ("spelling", "reordered"),
+    [("group", True), (True, True), ("dynamic", True), ("weight", False), (None, False)],
+)
+def test_spellings_of_the_order_of_columns(
+    tmp_path: Path, spelling: object, reordered: bool
+) -> None:
+    values = compressed(group("Linear", group_size=32, actorder=spelling))
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": values}))
+    found = read_quantization(tmp_path)
+    stored = found and found.stored("model.layers.0.mlp.up_proj")
+    assert stored is not None and stored.act_order == reordered

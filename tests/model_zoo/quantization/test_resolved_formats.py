@@ -82,7 +82,6 @@ def test_nothing_is_read_of_static_scales_of_activations(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({}, f"{NAME}.weight_scale_inv or {NAME}.weight_scale is missing"),
         ({"weight_scale": (torch.float32, (ROWS, 1))}, f"{NAME}.weight is missing"),
         (
             {"weight": (torch.int8, (ROWS, COLUMNS))},
@@ -98,8 +97,6 @@ def test_nothing_is_read_of_static_scales_of_activations(tmp_path: Path) -> None
 def test_tensors_that_make_no_weight_are_refused_by_name(
     tensors: dict[str, Any], message: str
 ) -> None:
-    if not tensors:
-        tensors = {"weight": (torch.float8_e4m3fn, (ROWS, COLUMNS))}
     with pytest.raises(ModelError, match=message):
         resolve(NAME, (ROWS, COLUMNS), None, tensors)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
 from runtime.config import EngineConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading

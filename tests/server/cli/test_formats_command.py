@@ -44,12 +44,24 @@ def test_stored_and_running_forms_are_compared_on_a_gpu_that_is_not_there(
     assert head[2] == "float32" and head[4] == "bfloat16"
 
 
-def test_fp8_codes_run_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+def test_fp8_codes_with_scales_of_rows_run_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    write_quantized(tmp_path, "fp8-tensor")
+    _, out, _ = formats(capfd, tmp_path, "--capability", "9.0")
+    row = row_of(out, "model.layers.*.mlp.down_proj")
+    assert row[2] == "fp8, 8 bits, one scale a tensor" and row[4] == "fp8 in rows"
+    assert row[6] == "0.00%"
+
+
+def test_fp8_codes_with_scales_of_blocks_are_rounded_in_some_products(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     write_quantized(tmp_path, "fp8-block")
     _, out, _ = formats(capfd, tmp_path, "--capability", "9.0")
     row = row_of(out, "model.layers.*.mlp.down_proj")
     assert row[2] == "fp8, 8 bits, block 128 x 128" and row[4] == "fp8 in blocks of 128 x 128"
-    assert row[3] == row[5] and row[6] == "0.00%"
+    assert row[3] == row[5] and 0.1 < float(row[6].removesuffix("%")) < 0.4
 
 
 def test_quantizing_while_loading_has_an_error(capfd: pytest.CaptureFixture[str]):
@@ -68,6 +80,12 @@ def test_a_cpu_and_a_gpu_without_bfloat16_dequantize_when_loading(
         _, out, _ = formats(capfd, tmp_path, *words)
         row = row_of(out, "model.layers.*.self_attn.q_proj")
         assert row[4].endswith("dequantized when loaded"), words
+
+
+def test_fp8_needs_a_gpu(capfd: pytest.CaptureFixture[str]):
+    code, out, err = formats(capfd, "--quantization", "fp8", "--device", "cpu")
+    assert (code, out) == (2, "")
+    assert "--quantization fp8: a GPU of compute capability 8.0 or later is needed" in err
 
 
 def test_config_json_alone_is_enough_but_for_the_error(

@@ -102,7 +102,7 @@ def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING):
         assert choose(places, lambda _: WAYS, lambda *_: [3.0, 2.0, 1.0], -1.0) == {}
     assert [record.getMessage() for record in caplog.records] == [
-        "5 of 5 GEMMs are left to cuBLAS: no time"
+        "5 of 5 GEMMs are not timed: no time"
     ]
 
 
@@ -249,10 +249,14 @@ def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
         b"",
         b"[]",
         b"\xff\x00",
-        b'{"GPU": {"x": {"kind": "Magic"}}}',
-        b'{"GPU": {"x": {"kind": "SkinnyGemm", "block_n": "64"}}}',
-        b'{"GPU": {"x": {"kind": "SplitK", "block_n": -1, "block_k": 1, "parts": 1}}}',
-        b'{"GPU": {"x": {"kind": "CublasGemm", "columns": 1}}}',
+        b'{"GPU": {"x": {"gemm": "Magic"}}}',
+        b'{"GPU": {"x": {"gemm": "SkinnyGemm", "block_n": "64"}}}',
+        b'{"GPU": {"x": {"gemm": "SplitK", "block_n": -1, "block_k": 1, "parts": 1}}}',
+        b'{"GPU": {"x": {"gemm": "CublasGemm", "columns": 1}}}',
+        b'{"GPU": {"x": {"gemm": "CublasGemm", "rows": null}}}',
+        b'{"GPU": {"x": {"gemm": "CublasGemm", "rows": true}}}',
+        b'{"GPU": {"x": {"gemm": "ScaledMM", "kind": "column", "fast_accum": true}}}',
+        b'{"GPU": {"x": {"gemm": "ScaledMM", "kind": "row", "fast_accum": 1}}}',
         b'{"GPU": 7}',
     ],
 )
@@ -272,7 +276,7 @@ def test_what_another_version_wrote_is_left_alone_in_silence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     file = tmp_path / "products.json"
-    file.write_text('{"GPU B, torch 1": {"x": {"kind": "Magic", "power": 9}}}')
+    file.write_text('{"GPU B, torch 1": {"x": {"gemm": "Magic", "power": 9}}}')
     write_choices(file, "GPU A, torch 1", {"x": WAYS[1]})
     assert read_choices(file, "GPU A, torch 1") == {"x": WAYS[1]}
     assert "Magic" in file.read_text() and not caplog.records

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, make_scratch
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, Scratch
 from model_zoo.layers.quantized_gemm.packed_weight import byte_columns, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import ScaleKind, quantize_rows
 from tests.support.kernels.quantized_cases import KINDS, quantized
@@ -36,8 +36,7 @@ def rounded_to_fp8(x: Tensor, kind: ScaleKind) -> Tensor:
 def test_layers_share_one_scratch_buffer_of_the_largest(device: str, name: str):
     weights = [quantized(name, n, 256, device=device, permuted=True) for n in (24, 40)]
     packed = [pack(weight) for weight in weights]
-    gemm = DequantizedGemm(make_scratch(packed, FP16))
-    assert gemm.scratch.numel() == 40 * 256
+    gemm = DequantizedGemm(Scratch(40 * 256, FP16, torch.device(device)))
     x, bias = numbers(device, FP16, 3, 256), numbers(device, FP16, 40)
     for weight, one in zip(weights, packed, strict=True):
         expected = torch.nn.functional.linear(x, weight.dequantize(FP16), bias[: len(one.words)])
@@ -82,7 +81,7 @@ def test_fp8_products_have_the_error_of_quantized_activations_and_little_more(
 @pytest.mark.parametrize("name", KINDS)
 def test_dequantized_products_are_those_of_the_dequantized_weight(name: str):
     weight = quantized(name, 4096, 4096, device="cuda", scales=BF16)
-    gemm = DequantizedGemm(make_scratch([pack(weight)], BF16))
+    gemm = DequantizedGemm(Scratch(4096 * 4096, BF16, weight.codes.device))
     x = numbers("cuda", BF16, 200, 4096)
     expected = torch.nn.functional.linear(x, weight.dequantize(BF16))
     assert torch.equal(gemm.run(x, pack(weight), None), expected)
@@ -93,7 +92,7 @@ def test_a_captured_chain_of_layers_with_one_scratch_buffer_gives_the_same_bits(
     """Each dequantizes only after the product before it has read the buffer."""
     weights = [pack(quantized("int4 g128", 1024, 1024, device="cuda")) for _ in range(2)]
     weights = [weights[0], replace(weights[1], scales=weights[1].scales * -0.5)] * 4
-    gemm = DequantizedGemm(make_scratch(weights, FP16))
+    gemm = DequantizedGemm(Scratch(1024 * 1024, FP16, weights[0].device))
     first = numbers("cuda", FP16, 128, 1024) / 64
 
     def chain() -> Tensor:
@@ -102,7 +101,7 @@ def test_a_captured_chain_of_layers_with_one_scratch_buffer_gives_the_same_bits(
             x = gemm.run(x, weight, None) / 32
         return x
 
-    expected = chain()
+    expected = chain()  # which allocates the buffer before the capture
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

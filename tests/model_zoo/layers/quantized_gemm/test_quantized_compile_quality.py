@@ -30,6 +30,21 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
     return json.loads(done.stdout)
 
 
+def test_kernels_of_activations_serve_any_number_of_rows():
+    """The start compiles them for some numbers of rows; the interpreter knows no others."""
+    program = (
+        "from model_zoo.layers.quantized_gemm import quantize_rows as module\n"
+        "for name in ('quantize_rows', 'add_rms_norm_quantize', 'silu_mul_quantize'):\n"
+        "    kernel = getattr(module, '_' + name)\n"
+        "    print(*(param.name for param in kernel.params if param.do_not_specialize))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == ["M rows"] * 3, done.stderr
+
+
 def count(operations: list[str], *beginnings: str) -> int:
     return sum(operation.startswith(beginnings) for operation in operations)
 

@@ -41,9 +41,10 @@ class CheckpointLayers:
 
     checkpoint    None: there are no files (`--load-format dummy`), so that the config decides
     config        None: nothing is quantized
-    quantization  "auto": as the checkpoint says; "fp8": quantize what is not
-    packs         whether the device multiplies packed weights, as `supports` says; if not, weights
-                  are dequantized when they are loaded
+    quantization  "auto": as the checkpoint says; "fp8": quantize what is not, but for the LM head
+                  and weights that kernels do not multiply
+    packs         whether the device multiplies packed weights, as supports_kernels says; if not,
+                  weights are dequantized when they are loaded
     """
 
     directory: Path
@@ -68,6 +69,11 @@ class CheckpointLayers:
                 f"--quantization {quantization}: {config.path} says that the weights are quantized "
                 f"already ({config.method}): leave the option out"
             )
+        if quantization == "fp8" and not packs:
+            raise ModelError(
+                "--quantization fp8: a GPU of compute capability 8.0 or later is needed, and "
+                "--dtype bfloat16 or float16: leave the option out"
+            )
         return cls(directory, checkpoint, config, quantization, packs)
 
     def stored(self, name: str, shape: Shape) -> StoredFormat | None:
@@ -82,8 +88,9 @@ class CheckpointLayers:
     def runs_as(self, name: str, shape: Shape) -> StoredFormat | None:
         """As `stored`, or what the layer is quantized to while it is loaded."""
         stored = self.stored(name, shape)
-        online = self.quantization == "fp8" and name != HEAD
-        return ONLINE if stored is None and online else stored
+        if stored is not None or self.quantization != "fp8" or name == HEAD:
+            return stored
+        return ONLINE if scheme_for(ONLINE, shape[1], {}).fits(*shape) else None
 
     def scheme_of(self, parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
         """The scheme of layers that are fused: name -> outputs.
@@ -177,4 +184,5 @@ def scheme_for(stored: StoredFormat, inputs: int, present: Present) -> WeightSch
         zeros=integer and not stored.symmetric,
         row_scales=stored.name in SECOND_SCALE,
         permuted=stored.act_order,
+        activation_bits=stored.activation_bits if kind == "fp8" else 16,
     )

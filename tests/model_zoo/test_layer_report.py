@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
+from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.linear import Linear
 from model_zoo.model import Model
-from model_zoo.quantization.checkpoint_layers import CheckpointLayers
-from model_zoo.quantization.layer_report import describe_layers, slow_layers
 from model_zoo.registry import build
 from tests.support.models.loaded_model import load_model
 from tests.support.models.tiny_checkpoints import write_checkpoint
