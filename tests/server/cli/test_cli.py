@@ -18,7 +18,6 @@ from server.cli.main import Parser, UsageError, first_key, main
 from server.cli.vllm_flags import REMEDIES
 from server.config import ServerConfig
 from server.process.exclusive_files import LaunchError, socket_directory, store_lock
-from tests.support.paths import ROOT
 from tests.support.server.server_process import free_port
 
 COMMAND = Path(sys.executable).parent / "wavefill"
@@ -218,16 +217,6 @@ def test_the_remedies_for_options_of_others_name_options_that_there_are():
     assert not {f"--{name}" for name in REMEDIES} & known
     named = {word for text in REMEDIES.values() for word in re.findall(r"--[a-z-]+", text)}
     assert named <= known
-
-
-def test_the_table_of_others_options_says_what_the_command_says():
-    text = (ROOT / "docs" / "operate.md").read_text("utf-8")
-    section = text.split("### From vLLM or SGLang")[1].split("\n### ")[0]
-    rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
-    assert rows
-    for _, theirs, ours, _ in rows:
-        remedies = " ".join(REMEDIES[name] for name in re.findall(r"--([a-z-]+)", theirs))
-        assert {*re.findall(r"--[a-z-]+", ours)} == {*re.findall(r"--[a-z-]+", remedies)}, theirs
 
 
 def test_the_service_links_of_kubernetes_are_not_taken_for_options():
