@@ -183,6 +183,13 @@ class Linear(nn.Module):
         assert self.packed is None, "use_quantized_gemms has not been called"
         if self._reordered is None:
             return F.linear(x, self.weight, self.bias)
+        rows = padded_rows(len(x))
+        if rows > len(x):
+            padded = F.pad(x, (0, 0, 0, rows - len(x)))
+            return self._reordered_gemm(padded)[: len(x)]
+        return self._reordered_gemm(x)
+
+    def _reordered_gemm(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self._reordered, self.bias, "none", [], "")
 
 
@@ -223,6 +230,18 @@ class SwigluLinear(Linear):
             return silu_mul(both)
         gate, up = both.chunk(2, -1)
         return F.silu(gate) * up
+
+
+def padded_rows(rows: int) -> int:
+    """With how many rows a GEMM of reordered weights runs: `rows` up to 16, else up to 1/8 more.
+
+    oneDNN compiles a kernel for each number of rows and keeps it.  Steps of 1 to 512 rows took
+    760 MiB more memory than with this rounding, and 35 % more time (tiny-chat's layers).
+    """
+    if rows <= 16:
+        return rows
+    multiple = 1 << ((rows - 1).bit_length() - 4)
+    return -(-rows // multiple) * multiple
 
 
 def can_reorder(weight: Tensor) -> bool:
