@@ -1,10 +1,12 @@
-"""Requests lost when one of two replicas behind nginx is stopped or killed under load.
+"""Requests lost when one of two replicas is stopped or killed under load.
 
-    python -m benchmarks.server.bench_replicas --requests 300
+    pip install 'wavefill[deploy]'
+    python -m benchmarks.server.bench_replicas --requests 300 [--balancers smg "Ray Serve" ...]
 
-Starts two servers with the built-in model behind nginx with `deploy/nginx.conf`, and for each cell
-of the table sends requests by 8 callers, stops the first server in the middle, and starts it again.
-A long stream of that server is open meanwhile, so that its drain lasts as long as the cell.
+Starts two servers with the built-in model behind nginx with `deploy/nginx.conf`, behind smg, or on
+a Ray cluster with `deploy/ray_serve.py`.  In each cell of the table, 8 callers send requests, and
+one server is stopped in the middle and replaced.  A long stream of that server is open meanwhile,
+so that its drain lasts as long as the cell.
 
 An answer is lost unless it is complete: a status of 200 and a body or stream with its end.  `begun`
 counts the lost ones of which something had arrived.
@@ -16,107 +18,23 @@ import argparse
 import http.client
 import itertools
 import json
-import os
-import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
-POLICIES = ("round robin", "least_conn")
+from benchmarks.server.ray_fleet import ray_cluster
+from benchmarks.server.replica_fleets import Fleet, Replica, free_ports, nginx, smg
+
+NGINX_POLICIES = ("round robin", "least_conn")
+BALANCERS = (*(f"nginx, {policy}" for policy in NGINX_POLICIES), "smg", "Ray Serve")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
-START_SECONDS = 120.0
 LONG_TOKENS = 1500
-
-
-@dataclass
-class Replica:
-    """A server of the built-in model that can be started again."""
-
-    port: int
-    log: Path
-    options: tuple[str, ...]
-    process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        command = [Path(sys.executable).parent / "wavefill", "serve", "--port", str(self.port)]
-        with self.log.open("ab") as sink:
-            self.process = subprocess.Popen(
-                [*command, "--device", "cpu", *self.options],
-                env={**os.environ, "WAVEFILL_THREADS": "1"},
-                stdout=sink,
-                stderr=sink,
-            )
-        deadline = time.monotonic() + START_SECONDS
-        while status_of(self.port, "/readyz") != 200:
-            assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.1)
-
-    def end(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        self.process.send_signal(number)
-
-    def stop(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            for _ in range(2):  # the second one ends it without a drain
-                self.process.terminate()
-            self.process.wait(20)
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [
-            stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
-        ]
-        return [each.getsockname()[1] for each in sockets]
-
-
-def status_of(port: int, path: str) -> int:
-    """0 if it does not answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except (OSError, http.client.HTTPException):
-        return 0
-    finally:
-        connection.close()
-
-
-@contextmanager
-def nginx(folder: Path, policy: str, port: int, replicas: list[Replica]) -> Iterator[None]:
-    """nginx with deploy/nginx.conf and these ports, until the block ends."""
-    text = CONFIGURATION.read_text()
-    if policy == "round robin":
-        text = "".join(line for line in text.splitlines(True) if "least_conn;" not in line)
-    text = text.replace("listen 8000", f"listen 127.0.0.1:{port}")
-    for replica, written in zip(replicas, ("127.0.0.1:8001", "127.0.0.1:8002"), strict=True):
-        assert written in text
-        text = text.replace(written, f"127.0.0.1:{replica.port}")
-    file = folder / "nginx.conf"
-    file.write_text(f"daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log;\n{text}")
-    binary = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert binary is not None, "nginx is not installed"
-    process = subprocess.Popen([binary, "-p", folder, "-c", file, "-e", folder / "error.log"])
-    try:
-        deadline = time.monotonic() + 20
-        while status_of(port, "/readyz") != 200:
-            assert process.poll() is None, (folder / "error.log").read_text()
-            assert time.monotonic() < deadline, "no server answers behind nginx"
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        process.wait(20)
+DRAIN_SECONDS = 120  # a slow machine may take this long for the long stream
 
 
 @dataclass
@@ -155,8 +73,7 @@ def ask(port: int, streamed: bool, num_tokens: int) -> tuple[str, bool]:
 
 
 def run_cell(
-    port: int,
-    victim: Replica,
+    fleet: Fleet,
     number: signal.Signals,
     *,
     streamed: bool,
@@ -164,16 +81,20 @@ def run_cell(
     num_callers: int = 8,
     num_tokens: int = 8,
 ) -> tuple[Outcome, str]:
-    """Requests to `port`, and a signal to `victim` after a third; also what its long stream got."""
+    """Requests to a fleet, and a signal to its victim after a third.
+
+    Also why the long stream that the victim answers meanwhile was cut ("" if it is complete).  The
+    victim is replaced before this returns.
+    """
     outcome, lock, numbers = Outcome(), threading.Lock(), itertools.count()
     long_stream: list[str] = []
 
     def stream_long() -> None:
-        long_stream.append(ask(victim.port, True, LONG_TOKENS)[0])
+        long_stream.append(ask(fleet.long_port(), True, LONG_TOKENS)[0])
 
     def call() -> None:
         while next(numbers) < num_requests:
-            why, begun = ask(port, streamed, num_tokens)
+            why, begun = ask(fleet.port, streamed, num_tokens)
             with lock:
                 outcome.complete += not why
                 outcome.lost += bool(why)
@@ -183,51 +104,61 @@ def run_cell(
     long_caller = threading.Thread(target=stream_long)
     long_caller.start()
     time.sleep(0.5)
+    fleet.choose_victim()
     callers = [threading.Thread(target=call) for _ in range(num_callers)]
     for caller in callers:
         caller.start()
     while outcome.complete + outcome.lost < num_requests // 3:
         time.sleep(0.01)
-    victim.end(number)
+    fleet.end(number)
     for caller in [*callers, long_caller]:
         caller.join()
-    assert victim.process is not None
-    code = victim.process.wait(60)
-    expected = 0 if number == signal.SIGTERM else -number
-    assert code == expected, f"exit code {code}"
+    fleet.replace()
     return outcome, long_stream[0]
+
+
+def table_of(fleet: Fleet, balancer: str, num_requests: int) -> None:
+    for number, streamed in itertools.product(SIGNALS, (False, True)):
+        outcome, long = run_cell(fleet, number, streamed=streamed, num_requests=num_requests)
+        kind = "streamed" if streamed else "whole"
+        print(
+            f"| {balancer} | {number.name} | {kind} | {outcome.complete} | "
+            f"{outcome.lost} | {outcome.begun} | {'cut' if long else 'complete'} |",
+            flush=True,
+        )
+        for why in [*outcome.why[:3], *([f"long stream: {long}"] if long else [])]:
+            print(f"    {why}", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=300, help="in each cell")
-    parser.add_argument("--drain-delay", default="0", help="of the servers")
+    parser.add_argument("--drain-delay", default="0", help="of the servers behind nginx and smg")
+    parser.add_argument("--balancers", nargs="*", choices=BALANCERS, default=BALANCERS)
     args = parser.parse_args()
     print(f"{args.requests} requests a cell, 8 callers, --drain-delay {args.drain_delay}")
     print("| balancer | signal | answers | complete | lost | of them begun | long stream |")
     print("|---|---|---|---|---|---|---|", flush=True)
+    chosen = list(args.balancers)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        folder, (port, *ports) = Path(name), free_ports(3)
-        options = ("--drain-delay", args.drain_delay)
-        replicas = [Replica(each, folder / f"{each}.log", options) for each in ports]
-        for replica in replicas:
+        folder = Path(name)
+        options = ("--drain-delay", args.drain_delay, "--drain-seconds", str(DRAIN_SECONDS))
+        if "Ray Serve" in chosen:
+            with ray_cluster(folder, drain_seconds=DRAIN_SECONDS) as fleet:
+                table_of(fleet, "Ray Serve", args.requests)
+            chosen.remove("Ray Serve")
+        replicas = [Replica(port, folder / f"{port}.log", options) for port in free_ports(2)]
+        for replica in replicas if chosen else ():
             stack.callback(replica.stop)
             replica.start()
-        for policy in POLICIES:
-            with nginx(folder, policy, port, replicas):
-                for number, streamed in itertools.product(SIGNALS, (False, True)):
-                    outcome, long = run_cell(
-                        port, replicas[0], number, streamed=streamed, num_requests=args.requests
-                    )
-                    kind = "streamed" if streamed else "whole"
-                    print(
-                        f"| {policy} | {number.name} | {kind} | {outcome.complete} | "
-                        f"{outcome.lost} | {outcome.begun} | {'cut' if long else 'complete'} |",
-                        flush=True,
-                    )
-                    for why in outcome.why[:3]:
-                        print(f"    {why}", file=sys.stderr)
-                    replicas[0].start()
+        for balancer in chosen:
+            policy = balancer.removeprefix("nginx, ")
+            with (
+                smg(folder, replicas)
+                if policy == "smg"
+                else nginx(folder, policy, replicas) as fleet
+            ):
+                table_of(fleet, balancer, args.requests)
 
 
 if __name__ == "__main__":
