@@ -2,6 +2,7 @@
 PYTHON ?= python3
 MODEL ?= tiny-chat
 BIN := .venv/bin
+SECONDS ?= 600
 # Processes that run tests, whole files each; 0 where there is a GPU, which tests do not share.
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
@@ -9,7 +10,8 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # The target of the Dockerfile that `make image` builds: cuda or cpu.
 TARGET ?= cuda
 
-.PHONY: serve test test-slow test-all test-clients test-pages test-deploy lint format image lock manifests clean
+.PHONY: serve test test-slow test-all test-clients test-pages test-deploy test-versions \
+	test-oldest test-newest soak lint format image lock manifests clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
@@ -36,6 +38,23 @@ test-pages: .venv/pages.stamp
 test-deploy: .venv/deploy.stamp
 	$(BIN)/pytest -rs tests/deploy tests/test_deploy*.py
 
+# The fast tests with the oldest and the newest dependencies that pyproject.toml allows, each in an
+# environment of its own.  TORCH=2.13.0 takes another torch than the bound, and PIP_EXTRA_ARGS are
+# pip's, such as an index that has PyTorch's CPU builds.
+test-versions: test-oldest test-newest
+
+test-oldest test-newest: test-%: .venv/serve.stamp
+	test -x .venv-$*/bin/pip || $(PYTHON) -m venv .venv-$*
+	$(BIN)/python tests/support/dependency_bounds.py $* $(if $(TORCH),--torch $(TORCH)) \
+		> .venv-$*/constraints.txt
+	.venv-$*/bin/pip install --quiet --upgrade --upgrade-strategy eager \
+		-c .venv-$*/constraints.txt -e '.[test]' $(PIP_EXTRA_ARGS)
+	.venv-$*/bin/pytest -n $(WORKERS) --dist loadfile -m "not slow and not deploy"
+
+# A server at saturation, with kills, disconnects, slow readers and wrong requests.
+soak: .venv/test.stamp
+	$(BIN)/python -m benchmarks.server.bench_soak --seconds $(SECONDS)
+
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,7 +78,7 @@ manifests: .venv/deploy.stamp
 	$(BIN)/python deploy/kubernetes/render.py
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-oldest .venv-newest build dist
 
 .venv/serve.stamp: pyproject.toml
 	@test -x $(BIN)/pip || $(PYTHON) -c "import sys; \
@@ -85,6 +104,10 @@ clean:
 
 .venv/clients.stamp: .venv/test.stamp
 	$(BIN)/pip install --quiet -e '.[test,clients]'
+	touch $@
+
+.venv/deploy.stamp: .venv/test.stamp
+	$(BIN)/pip install --quiet -e '.[test,deploy]'
 	touch $@
 
 .venv/pages.stamp: .venv/test.stamp
