@@ -18,8 +18,15 @@ log = logging.getLogger("wavefill.launcher")
 
 MAX_DEATHS = 5
 DEATHS_WITHIN_SECONDS = 60.0
-# Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have nothing to do.
-DEFAULTS = {"TOKENIZERS_PARALLELISM": "false"}
+# Of the environment, where the user has set nothing else.
+DEFAULTS = {
+    # Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have no work.
+    "TOKENIZERS_PARALLELISM": "false",
+    # On a CPU PyTorch and oneDNN each keep a compiled kernel for every shape of a matrix, 1024 by
+    # default, a quarter to half a MiB each.  Attention has new shapes for hours.
+    "LRU_CACHE_CAPACITY": "256",
+    "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "256",
+}
 
 
 class Child:
