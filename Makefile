@@ -94,10 +94,6 @@ clean:
 	$(BIN)/pip install --quiet -e '.[test]'
 	touch $@
 
-.venv/deploy.stamp: .venv/test.stamp
-	$(BIN)/pip install --quiet -e '.[test,deploy]'
-	touch $@
-
 .venv/lock.stamp: .venv/serve.stamp
 	$(BIN)/pip install --quiet -e '.[lock]'
 	touch $@

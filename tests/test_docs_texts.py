@@ -70,7 +70,8 @@ def options_of_serve() -> set[str]:
 def test_an_option_that_a_guide_names_is_one_of_wavefill(name: str):
     text = (DOCS / f"{name}.md").read_text("utf-8")
     text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    of_others = {"--card", "--gpus", "--target"}  # of `wavefill plan` and docker
+    # Of `wavefill plan`, docker and smg.
+    of_others = {"--card", "--gpus", "--target", "--prometheus-port"}
     assert set(OPTION.findall(text)) - of_others - options_of_serve() == set()
 
 

@@ -85,6 +85,7 @@ def ray_cluster(folder: Path, **options: object) -> Iterator[RayFleet]:
         fleet.answer()
         yield fleet
     finally:
-        assert process.stdin is not None
+        assert process.stdin is not None and process.stdout is not None
         process.stdin.close()
         process.wait(60)
+        process.stdout.close()
