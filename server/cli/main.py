@@ -10,7 +10,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 COMMANDS = {
     "serve": "start the server",
-    "chat": "talk to a running server",
+    "chat": "talk to a model, of a running server or a new one",
     "bench": "measure a running server",
     "tune": "measure this GPU for the attention planner",
     "plan": "estimate what fits on a GPU, without loading",

@@ -1,149 +1,180 @@
-"""`wavefill chat`: talk to a running server in the terminal."""
+"""`wavefill chat [MODEL]`: talk to a model in the terminal."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-from server.cli.main import KEY, first_key
+from server.cli.chat.client import ChatServer, ChatServerError
+from server.cli.chat.own_server import OwnServer
+from server.cli.chat.prompt_line import PROMPT, PromptLine
+from server.cli.chat.session import COMMANDS, Session, banner
+from server.cli.flags import add_engine_flags, add_model_arguments, flag_of, read_engine_flags
+from server.cli.main import KEY, UsageError, first_key
+from server.cli.model_source import BUILT_IN, find_local
 
-HELP = "/reset starts over, /system TEXT sets the instructions, /exit ends"
-TIMEOUT_SECONDS = 600
+DEFAULT_URL = "http://127.0.0.1:8000"
+FIND_SECONDS = 2.0  # for a server that may run at the default address
+NOT_NOW = (401, 403, 503)  # what a server answers that has its model, or loads it
+# Of a server that is started; the environment and --config set all others.
+FLAGS = (
+    *("device", "dtype", "kv_dtype", "load_format", "max_model_len"),
+    *("kv_tokens", "gpu_memory", "threads"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "wavefill chat [MODEL] [OPTIONS]"
     parser.description = (
-        f"Talk to a running server.  In the chat: {HELP}.  If the server asks for a key, set {KEY}."
+        f"Talk to a model.  If a server answers at {DEFAULT_URL} and has MODEL, it is used; "
+        "if not, one is started for this chat and stopped at its end.  In the chat, /help lists "
+        f"the commands.  If the server asks for a key, set {KEY}."
     )
+    add_model_arguments(parser)
     parser.add_argument(
         "--base-url",
         "--url",
         metavar="URL",
-        default="http://127.0.0.1:8000",
-        help="where the server is, with or without the /v1",
+        help=f"a server that runs, with or without the /v1; none is started then (default: "
+        f"{DEFAULT_URL} if one answers there)",
     )
-    parser.add_argument("--model", default="", help="name of the model; empty: the server's first")
+    parser.add_argument(
+        "--model",
+        dest="served_name",
+        default="",
+        metavar="NAME",
+        help="name of the model on that server (default: its first)",
+    )
     parser.add_argument("--system", default="", metavar="TEXT", help="instructions for the model")
     parser.add_argument("--temperature", type=float, help="left out: the model's own")
-
-
-class ChatServer:
-    """The few HTTP calls that a chat needs.  Every failure is a ChatServerError."""
-
-    def __init__(self, url: str, key: str) -> None:
-        split = urlsplit(url if "//" in url else f"http://{url}")
-        self._kind = HTTPSConnection if split.scheme == "https" else HTTPConnection
-        self._address = split.netloc
-        self._path = split.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
-
-    def _open(self, method: str, path: str, body: object = None) -> Iterator[bytes]:
-        """The lines of the answer, as they come."""
-        connection = self._kind(self._address, timeout=TIMEOUT_SECONDS)
-        try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, self._path + path, data, self._headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                reason = _message(response.read()) or f"HTTP {response.status}"
-                raise ChatServerError(f"{reason}: set {KEY}" if response.status == 401 else reason)
-            yield from response
-        except (OSError, HTTPException) as error:
-            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-            raise ChatServerError(
-                f"{self._address}: {reason}: start the server, or give --base-url"
-            ) from None
-        finally:
-            connection.close()
-
-    def models(self) -> list[str]:
-        answer = b"".join(self._open("GET", "/v1/models"))
-        try:
-            return [entry["id"] for entry in json.loads(answer)["data"]]
-        except (ValueError, KeyError, TypeError):
-            raise ChatServerError(f"{self._address}: not an OpenAI-compatible server") from None
-
-    def stream(self, body: dict[str, Any]) -> Iterator[str]:
-        """The text chunks of an answer."""
-        for line in self._open("POST", "/v1/chat/completions", {**body, "stream": True}):
-            if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
-                continue
-            event = json.loads(line[6:])
-            if "error" in event:
-                raise ChatServerError(event["error"]["message"])
-            for choice in event["choices"]:
-                yield choice["delta"].get("content") or ""
-
-
-class ChatServerError(Exception):
-    """The server cannot be reached, or refused a request."""
-
-
-def _message(body: bytes) -> str:
-    try:
-        return json.loads(body)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        return ""
+    parser.add_argument(
+        "--max-tokens", type=int, metavar="N", help="of an answer; left out: as many as fit"
+    )
+    parser.add_argument(
+        "--think",
+        action=argparse.BooleanOptionalAction,
+        help="ask for reasoning or for none, of models that have the switch",
+    )
+    parser.add_argument(
+        "--tools",
+        metavar="FILE",
+        help="tools that the model may call, as a JSON list; the chat asks you what they return",
+    )
+    add_engine_flags(parser, FLAGS)
 
 
 def run(args: argparse.Namespace) -> int:
-    server = ChatServer(args.base_url, first_key(os.environ) or "none")
-    try:
-        served = server.models()
-        if not served or (args.model and args.model not in served):
-            raise ChatServerError(
-                f"--model {args.model}: the server has {', '.join(served) or 'none'}"
-            )
-    except ChatServerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    model = args.model or served[0]
-    print(f"{model} at {args.base_url}: {HELP}")
-    options = {} if args.temperature is None else {"temperature": args.temperature}
-    system = args.system
-    turns: list[dict[str, str]] = []
+    options = request_options(args)
+    if args.model and args.base_url:
+        raise UsageError(
+            "MODEL and --base-url: a server that runs has its models: use --model NAME, or leave "
+            "--base-url out to start a server"
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            server, models, at = _find_or_start(args, stack)
+            if not models or (args.served_name and args.served_name not in models):
+                raise ChatServerError(
+                    f"--model {args.served_name}: the server has {', '.join(models) or 'none'}"
+                )
+        except ChatServerError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+        model = args.served_name or models[0]
+        print(banner(model, at))
+        line = stack.enter_context(PromptLine(COMMANDS))
+        converse(Session(server, model, line.read, options, args.system), line)
+    return 0
+
+
+def converse(session: Session, line: PromptLine) -> None:
+    """Until /exit or the end of the input.  Ctrl-C drops what is being typed."""
     while True:
         try:
-            text = input("> ").strip()
+            if not session.take(line.read(PROMPT)):
+                return
         except EOFError:
-            return 0
-        match text.split(maxsplit=1):
-            case []:
-                continue
-            case ["/exit"]:
-                return 0
-            case ["/reset"]:
-                turns = []
-            case ["/system", words]:
-                system, turns = words, []
-            case [word, *_] if word.startswith("/"):
-                print(f"{word} is not a command here: {HELP}")
-            case _:
-                turns.append({"role": "user", "content": text})
-                answer = _answer(server, {"model": model, **options}, system, turns)
-                turns = [*turns, answer] if answer else turns[:-1]
+            if sys.stdin.isatty():
+                print()
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit ends the chat)")
 
 
-def _answer(
-    server: ChatServer, body: dict[str, Any], system: str, turns: list[dict[str, str]]
-) -> dict[str, str] | None:
-    """Print the answer as it comes; None if there is none to remember."""
-    first = [{"role": "system", "content": system}] if system else []
-    chunks: list[str] = []
+def _find_or_start(
+    args: argparse.Namespace, stack: contextlib.ExitStack
+) -> tuple[ChatServer, list[str], str]:
+    """The server, its models and where it is.  Raises ChatServerError."""
+    key = first_key(os.environ) or "none"
+    if args.base_url:
+        server = ChatServer(args.base_url, key)
+        return server, server.models(), args.base_url
+    served = _served_as(args.model) if args.model else args.served_name
+    server = ChatServer(DEFAULT_URL, key)
     try:
-        for chunk in server.stream({**body, "messages": [*first, *turns]}):
-            chunks.append(chunk)
-            print(chunk, end="", flush=True)
+        models = server.models(FIND_SECONDS)
     except ChatServerError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return None
-    except KeyboardInterrupt:  # enough of this answer; what came stays in the context
-        pass
-    print()
-    return {"role": "assistant", "content": "".join(chunks)}
+        if error.status in NOT_NOW:  # it has the memory that another one would need
+            raise ChatServerError(f"{DEFAULT_URL}: {error}") from None
+        models = []
+    if models and (not served or served in models):
+        return server, [served or models[0]], DEFAULT_URL
+    if args.served_name:
+        raise ChatServerError(
+            f"--model {args.served_name}: no server at {DEFAULT_URL} has it: give --base-url, or "
+            "`wavefill chat MODEL` to start one"
+        )
+    own = stack.enter_context(OwnServer(serve_arguments(args)))
+    server = own.start()
+    return server, server.models(), f"{own.url}, started for this chat"
+
+
+def _served_as(model: str) -> str:
+    """The name under which a server of `model` has it.  Raises UsageError."""
+    found = find_local(model)
+    return model if found is None else found[1]
+
+
+def serve_arguments(args: argparse.Namespace) -> list[str]:
+    """For the server that is started.  Raises UsageError for a wrong one, before it is."""
+    set_here = read_engine_flags(args, {}, FLAGS)
+    words = [args.model or os.environ.get("WAVEFILL_MODEL") or BUILT_IN]
+    if args.revision:
+        words += ["--revision", args.revision]
+    for name, value in set_here.items():
+        words += [flag_of(name), str(value)]
+    return words
+
+
+def request_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of every request that options set.  Raises UsageError."""
+    options: dict[str, Any] = {}
+    if args.temperature is not None:
+        options["temperature"] = args.temperature
+    if args.max_tokens is not None:
+        if args.max_tokens < 1:
+            raise UsageError(f"--max-tokens {args.max_tokens}: choose at least 1")
+        options["max_tokens"] = args.max_tokens
+    if args.think is not None:
+        options["chat_template_kwargs"] = {"enable_thinking": args.think}
+    if args.tools:
+        options["tools"] = read_tools(args.tools)
+    return options
+
+
+def read_tools(name: str) -> list[Any]:
+    """Raises UsageError."""
+    try:
+        tools = json.loads(Path(name).read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"--tools {name}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--tools {name}: not JSON ({error})") from None
+    if not isinstance(tools, list) or not tools:
+        raise UsageError(f"--tools {name}: a JSON list of tools is needed, as a request has them")
+    return tools  # pyright: ignore[reportUnknownVariableType]

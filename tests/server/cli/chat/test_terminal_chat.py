@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,14 +53,63 @@ def test_reset_forgets_and_system_stays(fake: FakeServer):
 
 
 def test_an_unknown_command_is_reported_and_not_sent(fake: FakeServer):
-    done = chat(fake.url, "/save this")
-    assert "/save is not a command here" in done.stdout
+    done = chat(fake.url, "/copy this")
+    assert "/copy is not a command here" in done.stdout and "/save FILE" in done.stdout
     assert fake.engine.requests == []
 
 
 def test_the_address_may_have_the_version_and_the_option_a_short_name(fake: FakeServer):
     done = chat("http://127.0.0.1:1", "Hello", words=("--url", f"{fake.url}/v1"))
     assert GREETING in done.stdout, done.stderr
+
+
+def test_what_stands_between_triple_quotes_and_after_a_backslash_is_one_message(fake: FakeServer):
+    chat(fake.url, '"""one', '/two"""', "three\\", "four")
+    assert prompts(fake)[0] == "<|user|>one\n/two<|end|><|assistant|>"
+    assert prompts(fake)[1].endswith("<|user|>three\nfour<|end|><|assistant|>")
+
+
+def test_stats_count_the_last_answer_and_all(fake: FakeServer):
+    done = chat(fake.url, "/stats", "Hello", "Hello", "/stats")
+    assert done.stdout.index("no answer yet") < done.stdout.index(GREETING)
+    [output] = re.findall(r"last +\d+ prompt tokens .*, (\d+) output\n.*ended by stop", done.stdout)
+    [both] = re.findall(r"all .* (\d+) output, 2 answers", done.stdout)
+    assert int(both) == 2 * int(output) > 0
+
+
+def test_a_conversation_is_saved_as_messages_or_as_text_and_never_over_a_file(
+    fake: FakeServer, tmp_path: Path
+):
+    saved, text = tmp_path / "a.json", tmp_path / "a.md"
+    done = chat(
+        fake.url, "/system Be brief.", "Hello", f"/save {saved}", f"/save {text}", f"/save {saved}"
+    )
+    assert json.loads(saved.read_text("utf-8"))["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": GREETING},
+    ]
+    assert text.read_text("utf-8").endswith(f"## assistant\n\n{GREETING}\n")
+    assert f"{saved} exists: give another name" in done.stderr
+
+
+def test_an_image_is_refused_before_a_question_and_the_conversation_goes_on(
+    fake: FakeServer, tmp_path: Path
+):
+    image, other = tmp_path / "a.png", tmp_path / "b.png"
+    image.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(8))
+    other.write_bytes(b"text")
+    done = chat(fake.url, f"/image {image}", f"/image {other}", "/image gone.png", "Hello")
+    assert "fake does not take this image" in done.stderr and "reads text only" in done.stderr
+    assert f"{other} is no image that is known here" in done.stderr
+    assert "gone.png: No such file or directory" in done.stderr
+    assert prompts(fake) == ["<|user|>Hello<|end|><|assistant|>"]
+
+
+def test_options_are_fields_of_every_request(fake: FakeServer):
+    chat(fake.url, "one", "two", words=("--temperature", "0.5", "--max-tokens", "3"))
+    params = [request.params for request in fake.engine.requests]
+    assert [(p.temperature, p.max_tokens) for p in params] == [(0.5, 3)] * 2
 
 
 def test_a_failed_turn_is_reported_and_dropped_from_the_history(fake: FakeServer):
@@ -83,6 +134,11 @@ def test_a_server_that_is_not_there_is_one_line_and_code_1():
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: 127.0.0.1:")
     assert line.endswith(": Connection refused: start the server, or give --base-url")
+
+
+def test_a_model_to_start_and_a_server_that_runs_are_not_both_taken():
+    done = chat("http://127.0.0.1:1", words=("tiny-chat",))
+    assert done.returncode == 2 and "use --model NAME" in done.stderr
 
 
 def test_a_model_that_is_not_served_is_reported_before_a_question_is_typed(fake: FakeServer):

@@ -1,0 +1,1 @@
+"""`wavefill chat`: the client, the conversation with its commands, the prompt, the server."""
