@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "estimate what fits on a GPU, without loading",
     "formats": "say how a model's layers are stored, and how they run",
     "pull": "download a model from the Hub",
+    "doctor": "check what a server needs of this machine",
     "version": "print the version",
 }
 KEY = "WAVEFILL_API_KEY"  # the keys of a server, with commas between them

@@ -39,7 +39,7 @@ def test_help_names_every_command_without_importing_torch():
     code += "assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for word in ("serve", "chat", "bench", "tune", "plan", "pull", "version"):
+    for word in ("serve", "chat", "bench", "tune", "plan", "pull", "doctor", "version"):
         assert word in done.stdout
 
 
