@@ -1,4 +1,7 @@
-"""Flags made from the fields of the configuration.  A flag beats WAVEFILL_*, that the default."""
+"""Flags made from the fields of the configuration.
+
+A flag beats WAVEFILL_*, that the file of --config, and that the default.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,13 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 
 from runtime.config import EngineConfig
+from server.cli.config_file import DEFAULT, NO_FILE, ConfigFile, load
 from server.cli.main import UsageError
 from server.config import ServerConfig
 
 PREFIX = "WAVEFILL_"
-OTHER_VARIABLES = ("MODEL", "REVISION", "API_KEY", "API_KEY_FILE")  # `serve` reads them itself
+# `serve` reads them itself.
+OTHER_VARIABLES = ("MODEL", "REVISION", "API_KEY", "API_KEY_FILE", "CONFIG")
 UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 # Field -> help.  A field that is not here has no flag: the command derives it.
@@ -166,16 +171,26 @@ def _variable(name: str) -> str:
     return PREFIX + flag_of(name)[2:].replace("-", "_").upper()
 
 
+def read_config_file(args: argparse.Namespace, environment: Mapping[str, str]) -> ConfigFile:
+    """The file of --config, all of whose names are options.  Raises UsageError."""
+    options = (flag_of(name)[2:] for name in ALL_FLAGS)
+    renamed = {flag_of(old)[2:]: flag_of(new)[2:] for old, new in RENAMED_OPTIONS.items()}
+    return load(args, environment, options, renamed)
+
+
 def read_flags(
-    args: argparse.Namespace, environment: Mapping[str, str]
+    args: argparse.Namespace, environment: Mapping[str, str], file: ConfigFile
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The values that are set, for ServerConfig and EngineConfig.  Raises UsageError."""
-    engine = read_engine_flags(args, environment, ENGINE_FLAGS)
-    return _read(args, environment, ServerConfig, SERVER_FLAGS), engine
+    engine = read_engine_flags(args, environment, ENGINE_FLAGS, file)
+    return _read(args, environment, file, ServerConfig, SERVER_FLAGS), engine
 
 
 def read_engine_flags(
-    args: argparse.Namespace, environment: Mapping[str, str], names: Iterable[str]
+    args: argparse.Namespace,
+    environment: Mapping[str, str],
+    names: Iterable[str],
+    file: ConfigFile = NO_FILE,
 ) -> dict[str, Any]:
     """The values of `names` that are set, for EngineConfig.  Raises UsageError."""
     names = tuple(names)
@@ -183,7 +198,7 @@ def read_engine_flags(
         variable = _variable(old)
         if new in names and (getattr(args, old) is not None or variable in environment):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
-    values = _read(args, environment, EngineConfig, names)
+    values = _read(args, environment, file, EngineConfig, names)
     if not 0 < values.get("gpu_memory", 1.0) <= 1:
         raise UsageError(f"--gpu-memory {values['gpu_memory']}: it must be above 0 and at most 1")
     return values
@@ -192,21 +207,37 @@ def read_engine_flags(
 def _read(
     args: argparse.Namespace,
     environment: Mapping[str, str],
+    file: ConfigFile,
     config: type[msgspec.Struct],
     names: Iterable[str],
 ) -> dict[str, Any]:
     hints = get_type_hints(config)
     values: dict[str, Any] = {}
     for name in names:
-        source, value = flag_of(name), getattr(args, name)
-        if value is None:
-            source = _variable(name)
-            value = environment.get(source)
-            if value is not None and value.startswith("tcp://"):
-                value = None  # a variable of Kubernetes for a Service that is named "wavefill"
+        source, value = find_setting(name, args, environment, file, hints[name])
         if value is not None:
             values[name] = _convert(source, value, hints[name])
     return values
+
+
+def find_setting(
+    name: str,
+    args: argparse.Namespace,
+    environment: Mapping[str, str],
+    file: ConfigFile,
+    hint: Any,
+) -> tuple[str, Any]:
+    """Where a value comes from and what is written there; (DEFAULT, None) if nowhere."""
+    if (value := getattr(args, name)) is not None:
+        return flag_of(name), value
+    variable = _variable(name)
+    value = environment.get(variable)
+    # Such is a variable of Kubernetes for a Service that is named "wavefill".
+    if value is not None and not value.startswith("tcp://"):
+        return variable, value
+    option = flag_of(name)[2:]
+    value = file.get(option, hint)
+    return (DEFAULT, None) if value is None else (file.source(option), value)
 
 
 def unknown_variables(environment: Mapping[str, str]) -> list[str]:

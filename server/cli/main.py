@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
@@ -16,6 +17,7 @@ COMMANDS = {
     "plan": "estimate what fits on a GPU, without loading",
     "formats": "say how a model's layers are stored, and how they run",
     "pull": "download a model from the Hub",
+    "config": "print the settings of a server, and where they come from",
     "doctor": "check what a server needs of this machine",
     "version": "print the version",
 }
@@ -71,6 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except BrokenPipeError:  # of `wavefill ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None  # as if SIGPIPE had ended it
 
 
 def _run(words: list[str]) -> int:

@@ -14,9 +14,16 @@ from server.cli.chat.client import ChatServer, ChatServerError
 from server.cli.chat.own_server import OwnServer
 from server.cli.chat.prompt_line import PROMPT, PromptLine
 from server.cli.chat.session import COMMANDS, Session, banner
-from server.cli.flags import add_engine_flags, add_model_arguments, flag_of, read_engine_flags
+from server.cli.config_file import add_config_argument
+from server.cli.flags import (
+    add_engine_flags,
+    add_model_arguments,
+    flag_of,
+    read_config_file,
+    read_engine_flags,
+)
 from server.cli.main import KEY, UsageError, first_key
-from server.cli.model_source import BUILT_IN, find_local
+from server.cli.model_source import find_local
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 FIND_SECONDS = 2.0  # for a server that may run at the default address
@@ -36,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"the commands.  If the server asks for a key, set {KEY}."
     )
     add_model_arguments(parser)
+    add_config_argument(parser)
     parser.add_argument(
         "--base-url",
         "--url",
@@ -143,9 +151,10 @@ def _served_as(model: str) -> str:
 def serve_arguments(args: argparse.Namespace) -> list[str]:
     """For the server that is started.  Raises UsageError for a wrong one, before it is."""
     set_here = read_engine_flags(args, {}, FLAGS)
-    words = [args.model or os.environ.get("WAVEFILL_MODEL") or BUILT_IN]
-    if args.revision:
-        words += ["--revision", args.revision]
+    read_config_file(args, os.environ)
+    words = [args.model] if args.model else []
+    for option, text in (("--revision", args.revision), ("--config", args.config)):
+        words += [option, text] if text else []
     for name, value in set_here.items():
         words += [flag_of(name), str(value)]
     return words

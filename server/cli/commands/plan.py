@@ -11,7 +11,13 @@ import sys
 import msgspec
 
 from runtime.config import EngineConfig
-from server.cli.flags import add_engine_flags, add_model_arguments, read_engine_flags
+from server.cli.config_file import add_config_argument, find_text
+from server.cli.flags import (
+    add_engine_flags,
+    add_model_arguments,
+    read_config_file,
+    read_engine_flags,
+)
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, CONFIG_ONLY, resolve_model
 
@@ -32,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "estimated: a start measures it."
     )
     add_model_arguments(parser)
+    add_config_argument(parser)
     parser.add_argument(
         "--card",
         metavar="SIZE",
@@ -42,12 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    requested = read_engine_flags(args, os.environ, FLAGS)
+    file = read_config_file(args, os.environ)
+    requested = read_engine_flags(args, os.environ, FLAGS, file)
     card = card_bytes(args.card) if args.card else 0
     if card and requested.get("device") == "cpu":
         raise UsageError("--card and --device cpu: a card is a GPU's, leave one of them out")
-    name = args.model or os.environ.get("WAVEFILL_MODEL") or BUILT_IN
-    directory, _ = resolve_model(name, args.revision, CONFIG_ONLY)
+    name = find_text("model", args, os.environ, file)[1] or BUILT_IN
+    _, revision = find_text("revision", args, os.environ, file)
+    directory, _ = resolve_model(name, revision or None, CONFIG_ONLY)
     config = EngineConfig(model=str(directory), **requested)
     question = msgspec.json.encode({"config": config, "card": card})
     return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n").returncode

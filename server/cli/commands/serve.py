@@ -15,7 +15,14 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from runtime.config import EngineConfig
-from server.cli.flags import add_flags, add_model_arguments, read_flags, unknown_variables
+from server.cli.config_file import NO_FILE, ConfigFile, add_config_argument, find_text
+from server.cli.flags import (
+    add_flags,
+    add_model_arguments,
+    read_config_file,
+    read_flags,
+    unknown_variables,
+)
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, find_local
 from server.config import ServerConfig
@@ -32,10 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "wavefill serve [MODEL] [OPTIONS]"
     parser.description = (
         "Start the server.  Every option may also be set in the environment: --max-queue is "
-        "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL.  Whole numbers may end in k, m or g: "
-        "32k is 32768."
+        "WAVEFILL_MAX_QUEUE, and MODEL is WAVEFILL_MODEL; or in the file of --config, as "
+        "max-queue and model.  Whole numbers may end in k, m or g: 32k is 32768.  `wavefill config "
+        "--explain` says what is set, and where."
     )
     add_model_arguments(parser)
+    add_config_argument(parser)
     parser.add_argument(
         "--api-key",
         action="append",
@@ -54,7 +63,8 @@ def run(args: argparse.Namespace) -> int:
     from server.process.listener import AddressInUse, bind
     from server.process.logs import set_up_logging
 
-    config = requested_config(args, os.environ)
+    settings = read_config_file(args, os.environ)
+    config = requested_config(args, os.environ, settings)
     set_up_logging(config.log_level, config.log_format)
     try:
         listener = bind(config.host, config.port)
@@ -70,31 +80,35 @@ def run(args: argparse.Namespace) -> int:
     warn_if_open(config)
     for variable in unknown_variables(os.environ):
         log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
-    file = args.api_key_file or os.environ.get("WAVEFILL_API_KEY_FILE")
-    keys = partial(read_keys, args, os.environ) if file else None
+    _, file = find_text("api-key-file", args, os.environ, settings)
+    keys = partial(read_keys, args, os.environ, settings) if file else None
     with listener:
         try:
             local = find_local(config.engine.model)
             if local is not None:
                 found = with_model(config, str(local[0]), local[1])
                 return launch(found, listener, read_keys=keys)
-            revision = args.revision or os.environ.get("WAVEFILL_REVISION") or ""
+            _, revision = find_text("revision", args, os.environ, settings)
             named = replace(config, served_names=config.served_names or (config.engine.model,))
             return launch(named, listener, revision=revision, read_keys=keys)
         except LaunchError as error:
             raise UsageError(str(error)) from None
 
 
-def requested_config(args: argparse.Namespace, environment: Mapping[str, str]) -> ServerConfig:
-    """What flags and environment ask for; the model is not looked up yet.  Raises UsageError."""
-    server, engine = read_flags(args, environment)
+def requested_config(
+    args: argparse.Namespace, environment: Mapping[str, str], file: ConfigFile
+) -> ServerConfig:
+    """What flags, environment and file ask for; the model is not looked up yet.
+
+    Raises UsageError.
+    """
+    server, engine = read_flags(args, environment, file)
     server.setdefault("served_names", ())
+    model = find_text("model", args, environment, file)[1] or BUILT_IN
     config = ServerConfig(
         **server,
-        api_keys=read_keys(args, environment),
-        engine=EngineConfig(
-            model=args.model or environment.get("WAVEFILL_MODEL") or BUILT_IN, **engine
-        ),
+        api_keys=read_keys(args, environment, file),
+        engine=EngineConfig(model=model, **engine),
     )
     if not 1 <= config.port <= 65535:
         raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
@@ -213,13 +227,17 @@ def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
     )
 
 
-def read_keys(args: argparse.Namespace, environment: Mapping[str, str]) -> tuple[str, ...]:
+def read_keys(
+    args: argparse.Namespace, environment: Mapping[str, str], settings: ConfigFile = NO_FILE
+) -> tuple[str, ...]:
     """The keys of all sources, none of them empty.  Raises UsageError."""
     keys = list(args.api_key or ())
     if not all(key.strip() for key in keys):  # a variable of the shell that is not set
         raise UsageError("--api-key: it is empty: give a key, or leave the option out")
     keys += environment.get("WAVEFILL_API_KEY", "").split(",")
-    file = args.api_key_file or environment.get("WAVEFILL_API_KEY_FILE")
+    listed = settings.get("api-key", tuple[str, ...]) or ()
+    keys += listed.split(",") if isinstance(listed, str) else listed
+    _, file = find_text("api-key-file", args, environment, settings)
     if file:
         try:
             lines = Path(file).read_text(encoding="utf-8").splitlines()

@@ -13,7 +13,13 @@ import pytest
 
 from runtime.config import EngineConfig
 from server.cli.commands import serve
-from server.cli.flags import ENGINE_FLAGS, SERVER_FLAGS, flag_of, unknown_variables
+from server.cli.flags import (
+    ENGINE_FLAGS,
+    SERVER_FLAGS,
+    flag_of,
+    read_config_file,
+    unknown_variables,
+)
 from server.cli.main import Parser, UsageError, first_key, main
 from server.cli.vllm_flags import REMEDIES
 from server.config import ServerConfig
@@ -26,7 +32,8 @@ COMMAND = Path(sys.executable).parent / "wavefill"
 def config(*words: str, **environment: str) -> ServerConfig:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
-    return serve.requested_config(parser.parse_args(words), environment)
+    args = parser.parse_args(words)
+    return serve.requested_config(args, environment, read_config_file(args, environment))
 
 
 def wavefill(*words: str) -> subprocess.CompletedProcess[str]:
@@ -39,7 +46,7 @@ def test_help_names_every_command_without_importing_torch():
     code += "assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for word in ("serve", "chat", "bench", "tune", "plan", "pull", "doctor", "version"):
+    for word in ("serve", "chat", "bench", "tune", "plan", "pull", "config", "doctor", "version"):
         assert word in done.stdout
 
 

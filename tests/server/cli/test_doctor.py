@@ -61,7 +61,7 @@ def test_this_machine_is_checked_as_json_and_the_code_is_that_of_the_port():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [WAVEFILL, "doctor", "--json", "--seconds", "1", "--port", port],
+            [WAVEFILL, "doctor", "--json", "--seconds", "60", "--port", port],
             capture_output=True,
             text=True,
         )
