@@ -100,6 +100,9 @@ class BenchClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._http.close()
 
     async def first_model(self) -> str:

@@ -11,7 +11,7 @@ import pytest
 from server.bench.client import Lines, Recorder
 from server.bench.metrics import Failure, Objectives, RequestResult, percentile, spread, summarize
 from server.bench.workload import poisson_arrivals
-from server.cli.commands.bench import read_objectives
+from server.cli.bench.options import read_objectives
 from server.cli.main import UsageError
 from tests.support.server.bench_workload import workload
 
