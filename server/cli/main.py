@@ -17,6 +17,8 @@ COMMANDS = {
     "plan": "estimate what fits on a GPU, without loading",
     "formats": "say how a model's layers are stored, and how they run",
     "pull": "download a model from the Hub",
+    "ls": "list the models that were downloaded",
+    "rm": "remove downloaded models",
     "config": "print the settings of a server, and where they come from",
     "doctor": "check what a server needs of this machine",
     "version": "print the version",

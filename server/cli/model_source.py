@@ -13,6 +13,7 @@ from pathlib import Path
 
 from server.cli.download_progress import DownloadProgress, Report, progress_bars
 from server.cli.main import UsageError
+from server.cli.model_cache import mark_used
 
 BUILT_IN = "tiny-chat"
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -150,6 +151,7 @@ def download(
             f"({reason.removeprefix('Got: ')}): connect, or run `wavefill pull {name}` where there "
             "is a network and copy the cache (HF_HOME)"
         ) from None
+    mark_used(Path(folder))
     return Path(folder)
 
 

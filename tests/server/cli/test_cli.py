@@ -46,7 +46,19 @@ def test_help_names_every_command_without_importing_torch():
     code += "assert not {'torch', 'fastapi', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for word in ("serve", "chat", "bench", "tune", "plan", "pull", "config", "doctor", "version"):
+    for word in (
+        "serve",
+        "chat",
+        "bench",
+        "tune",
+        "plan",
+        "pull",
+        "ls",
+        "rm",
+        "config",
+        "doctor",
+        "version",
+    ):
         assert word in done.stdout
 
 
