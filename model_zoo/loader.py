@@ -55,8 +55,7 @@ class ModelLoader:
         self._targets: WeightTargets | None = None
         self._reading: WeightReader | None = None
         if checkpoint is not None:  # before memory is allocated
-            model = build(config, dtype, torch.device("meta"), layers.scheme_of)
-            WeightTargets(model, checkpoint, layers, directory)
+            match_checkpoint(config, dtype, checkpoint, layers, directory)
         self.model = build(config, dtype, device, layers.scheme_of).eval()
         if packs:
             from model_zoo.layers.quantized_gemm.candidates import use_quantized_gemms
@@ -86,6 +85,21 @@ class ModelLoader:
             if isinstance(module, Linear):
                 module.prepare()
         return self.model
+
+
+def match_checkpoint(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    checkpoint: Checkpoint,
+    layers: CheckpointLayers,
+    directory: Path,
+) -> WeightTargets:
+    """Check that config.json describes the tensors, by the headers of the files alone.
+
+    Raises ModelError if tensors are missing, unexpected, or of a wrong shape.
+    """
+    model = build(config, dtype, torch.device("meta"), layers.scheme_of)
+    return WeightTargets(model, checkpoint, layers, directory)
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@ configuration does not fit.
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +17,12 @@ from msgspec.structs import replace
 
 from attention.backend import UnsupportedAttention
 from attention.dispatch import Machine
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
+from model_zoo.loader import match_checkpoint
 from runtime.config import (
     ConfigError,
     DeviceName,
@@ -37,6 +41,7 @@ from runtime.startup.device import (
     free_bytes,
 )
 from runtime.startup.engine_spec import choose_attention, layers_of
+from runtime.startup.memory_bar import FREE, bar_width, memory_bar
 from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
     StepSizes,
@@ -58,6 +63,7 @@ CARD = Machine((9, 0))  # for --card: the compute capability that all kernels su
 class FitQuery(msgspec.Struct, frozen=True, kw_only=True):
     config: EngineConfig
     card: int = 0  # bytes of a GPU that need not be present; 0: the device of this machine
+    downloaded: bool = False  # the directory is the Hub's cache, and may lack weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +85,11 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
         own = "float32" if config.dtype == "float32" else own
         dtype = own if requested.dtype == "auto" else requested.dtype
         free = max(0, query.card - CONTEXT_BYTES)
-        layers = layers_of(requested, packs=dtype != "float32")
         name = f"a GPU of {size(query.card)}"
-        return TargetDevice("cuda", name, free, dtype, layers.scheme_of)
+        return TargetDevice("cuda", name, free, dtype, _layers(query, dtype).scheme_of)
     device = choose_device(requested.device)
     dtype = choose_dtype(requested.dtype, config.dtype, device)
-    layers = layers_of(requested, packs=supports_kernels(device, DTYPES[dtype]))
+    layers = _layers(query, dtype)
     kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"
     return TargetDevice(kind, name, free_bytes(device), dtype, layers.scheme_of)
@@ -137,7 +142,7 @@ def report(query: FitQuery) -> str:
     machine = CARD if query.card else Machine.of(choose_device(requested.device))
     choose_attention(requested, config, target.dtype, machine)
     plan = memory_plan(requested, config, target)
-    parts = _parts(plan, config, target)
+    parts = [*_checkpoint(query, config, target), *_parts(plan, config, target)]
     try:
         resolved = resolve_config(requested, config, target)
     except ConfigError as error:
@@ -148,7 +153,8 @@ def report(query: FitQuery) -> str:
     parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}; all that remains"))
     if target.kind == "cuda":
         parts.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
-    lines = [*_head(config, target, requested), *parts, *_fits(resolved)]
+    lines = [*_head(config, target, requested), *_bar(plan, kv, config, target), *parts]
+    lines += _fits(resolved)
     lines += _changes(requested, config, target, resolved)
     if target.kind == "cuda":
         lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
@@ -167,6 +173,62 @@ def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) ->
         f"{requested.gpu_memory:g} of {share}it "
         "may be used",
     ]
+
+
+def _checkpoint(query: FitQuery, config: ModelConfig, target: TargetDevice) -> list[str]:
+    """What the headers of the safetensors files say, where there are any.
+
+    Raises ModelError for the files of a directory that config.json does not describe.
+    """
+    directory = Path(query.config.model)
+    if query.config.load_format == "dummy" or not any(directory.glob("*.safetensors")):
+        return []
+    try:
+        checkpoint = Checkpoint.open(directory)
+        layers = layers_of(query.config, packs=_packs(query, target.dtype))
+        matched = match_checkpoint(config, DTYPES[target.dtype], checkpoint, layers, directory)
+    except ModelError as error:
+        if query.downloaded:  # a start downloads what is missing
+            return [_line("checkpoint", "incomplete", str(error).partition(": ")[2])]
+        raise
+    found = [each.source for each in matched.targets]
+    kinds = ", ".join(sorted({str(each.dtype).removeprefix("torch.") for each in found}))
+    files = len({each.path for each in found})
+    note = f"{len(found)} tensors of {files} {'file' if files == 1 else 'files'} in {kinds}"
+    return [_line("checkpoint", size(sum(each.num_bytes for each in found)), f"{note}; exact")]
+
+
+def _bar(plan: MemoryPlan, kv: int, config: ModelConfig, target: TargetDevice) -> list[str]:
+    """The memory that is free now, divided; nothing where no person looks at it."""
+    width = bar_width()
+    if not width:
+        return []
+    dtype = DTYPES[target.dtype]
+    parts = [("weights", weight_bytes(config, dtype, target.scheme_of))]
+    if target.kind == "cpu":
+        parts.append(("copies", copy_bytes(config, dtype)))
+    parts += [("state", plan.state), ("activations", plan.activations), ("graphs", plan.graphs)]
+    parts.append(("KV", kv))
+    parts.append((FREE, max(0, target.free - sum(count for _, count in parts))))
+    return [memory_bar(parts, width, colour=not os.environ.get("NO_COLOR"))]
+
+
+def _packs(query: FitQuery, dtype: DTypeName) -> bool:
+    """Whether our kernels would run the linear layers, as CheckpointLayers.open."""
+    if query.card:
+        return dtype != "float32"
+    return supports_kernels(choose_device(query.config.device), DTYPES[dtype])
+
+
+def _layers(query: FitQuery, dtype: DTypeName) -> CheckpointLayers:
+    """As layers_of; of a download that is not complete, by config.json alone."""
+    packs = _packs(query, dtype)
+    try:
+        return layers_of(query.config, packs=packs)
+    except ModelError:
+        if not query.downloaded:
+            raise
+        return layers_of(replace(query.config, load_format="dummy"), packs=packs)
 
 
 def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:

@@ -19,13 +19,14 @@ from server.cli.flags import (
     read_engine_flags,
 )
 from server.cli.main import UsageError
-from server.cli.model_source import BUILT_IN, CONFIG_ONLY, resolve_model
+from server.cli.model_source import BUILT_IN, CONFIG_ONLY, find_local, resolve_model
 
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
 FLAGS = (
-    *("device", "dtype", "attention", "kv_dtype", "quantization", "max_model_len"),
-    *("max_num_seqs", "max_batched_tokens", "page_size", "kv_tokens", "gpu_memory"),
+    *("device", "dtype", "attention", "kv_dtype", "quantization", "load_format"),
+    *("max_model_len", "max_num_seqs", "max_batched_tokens", "page_size", "kv_tokens"),
+    "gpu_memory",
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
 MIN_CARD, MAX_CARD = 2**30, 16 * 2**40
@@ -34,8 +35,8 @@ MIN_CARD, MAX_CARD = 2**30, 16 * 2**40
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Say what memory a model would take, how many tokens and requests the rest holds, and what "
-        "would hold more.  Only config.json is read.  Weights and KV are exact, the rest is "
-        "estimated: a start measures it."
+        "would hold more.  Only config.json is read, and the headers of safetensors files where "
+        "they are there.  Weights and KV are exact, the rest is estimated: a start measures it."
     )
     add_model_arguments(parser)
     add_config_argument(parser)
@@ -56,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--card and --device cpu: a card is a GPU's, leave one of them out")
     name = find_text("model", args, os.environ, file)[1] or BUILT_IN
     _, revision = find_text("revision", args, os.environ, file)
-    directory, _ = resolve_model(name, revision or None, CONFIG_ONLY)
+    local = find_local(name)
+    directory, _ = local or resolve_model(name, revision or None, CONFIG_ONLY)
     config = EngineConfig(model=str(directory), **requested)
-    question = msgspec.json.encode({"config": config, "card": card})
+    question = msgspec.json.encode({"config": config, "card": card, "downloaded": local is None})
     return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n").returncode
 
 

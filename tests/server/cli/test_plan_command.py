@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,8 @@ from benchmarks.shapes import SHAPES
 from model_zoo.layers.linear import cpu_reorders
 from server.cli.commands.plan import card_bytes
 from server.cli.main import UsageError
+from server.cli.model_source import built_in_directory
+from tests.support.cli.pseudo_terminal import pseudo_terminal
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 GIB = 2**30
@@ -124,3 +127,40 @@ def test_more_kv_than_fits_is_an_error_that_says_how_much_fits(shape: Path) -> N
 def test_a_card_and_a_cpu_together_are_refused() -> None:
     done = plan("--card", "8g", "--device", "cpu")
     assert (done.returncode, done.stdout) == (2, "") and "leave one of them out" in done.stderr
+
+
+def test_the_headers_of_a_checkpoint_are_read_and_have_to_fit_config_json(tmp_path: Path) -> None:
+    built_in = built_in_directory()
+    for file in built_in.iterdir():
+        if file.suffix in (".json", ".safetensors"):
+            shutil.copy(file, tmp_path)
+    done = plan(tmp_path, "--card", "8")
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"checkpoint +14.0 MiB +90 tensors of 1 file in bfloat16; exact", done.stdout)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    done = plan(tmp_path, "--card", "8")
+    assert done.returncode == 2 and "KV holds" not in done.stdout
+    assert "are not the weights" in done.stderr and "missing: model.layers.8" in done.stderr
+    assert plan(tmp_path, "--card", "8", "--load-format", "dummy").returncode == 0
+
+
+def test_a_download_that_is_not_complete_is_planned_for_by_config_json(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--org--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parent.parent / "refs").mkdir()
+    (snapshot.parent.parent / "refs" / "main").write_text("abc")
+    shutil.copy(built_in_directory() / "config.json", snapshot)
+    (snapshot / "model-1.safetensors").write_bytes(b"cut")
+    done = plan("org/model", "--card", "8", HF_HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"checkpoint +incomplete +.*download the file again", done.stdout)
+
+
+def test_a_terminal_of_80_columns_gets_a_bar_of_the_memory(shape: Path) -> None:
+    with pseudo_terminal((COMMAND, "plan", shape, "--card", "40"), NO_COLOR="1") as terminal:
+        assert terminal.wait(60) == 0
+    [bar] = [line for line in terminal.lines if line.startswith("  [")]
+    assert len(bar) == 80
+    assert re.fullmatch(r"  \[W{25,33}S+A+G+K{30,38}\.+\]", bar), bar
+    assert "[W" not in plan(shape, "--card", "40").stdout
