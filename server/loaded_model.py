@@ -7,15 +7,18 @@ from server.engine import Engine
 from server.errors import Unavailable
 from server.prompt.tokenizer import ChatTokenizer
 
-# What is done until the server is ready, by the names of the phases.
+# What is done until the server is ready, by the names of the phases; in the order of a start on a
+# GPU, of which a CPU has a part.
 PHASES = {
     DOWNLOAD: "downloading",
+    "starting": "starting",
     "device": "initializing the device",
     "model": "allocating the weights",
     "kernels": "compiling kernels",
     "weights": "loading weights",
     "gemms": "choosing kernels",
     "memory": "measuring memory",
+    "warm-up": "warming up",
     "graphs": "capturing graphs",
 }
 MAX_RETRY_SECONDS = 30

@@ -238,6 +238,8 @@ def one_line_errors() -> Iterator[None]:
         from model_zoo.config import ModelError
         from runtime.startup.device import is_out_of_memory
 
+        if sys.stderr.isatty():
+            sys.stderr.write("\r\033[K")  # over the bar of an API process
         if isinstance(error, (ConfigError, ModelError, UnsupportedAttention)):
             code, line = 2, str(error)
         elif is_out_of_memory(error):

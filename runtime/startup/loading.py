@@ -61,6 +61,7 @@ def load(
     Raises ConfigError, ModelError or UnsupportedAttention if the configuration cannot run here.
     """
     timeline = timeline or Timeline()
+    progress("device", 0, 1)
     engine_spec = resolve_engine_spec(requested)
     if engine_spec.on_gpu:
         parts = _on_gpu(engine_spec, progress, timeline, compilers)
@@ -105,6 +106,7 @@ def _on_gpu(
 ) -> _LoadedParts:
     free = free_bytes(engine_spec.device)
     timeline.mark("device")
+    progress("model", 0, 1)
     loading = engine_spec.begin_loading(free)
     use_deterministic_gemms(engine_spec.requested, loading.model)
     plan = MemoryPlan(
@@ -140,6 +142,7 @@ def _on_cpu(
     engine_spec: EngineSpec, progress: ProgressCallback, timeline: Timeline
 ) -> _LoadedParts:
     timeline.mark("device")
+    progress("model", 0, 1)
     loading = engine_spec.begin_loading(free_bytes(engine_spec.device))
     loading.finish(progress)
     timeline.mark("weights")

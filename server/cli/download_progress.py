@@ -52,6 +52,9 @@ class DownloadProgress:
 
     def _plan(self) -> None:
         self.planned = self._missing()
+        if self._logs:
+            size = f"{self.planned >> 20} MiB" if self.planned else "of unknown size"
+            log.info("%s: downloading, %s", self._name, size)
 
     def _seconds_left(self, now: float, done: int, total: int) -> int | None:
         began, before = self._began or (now, done)

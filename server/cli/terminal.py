@@ -10,6 +10,7 @@ from typing import TextIO
 
 DIM, BOLD, RED, GREEN, YELLOW, CYAN = "2", "1", "31", "32", "33", "36"
 FULL_BLOCK, PARTS = "\u2588", " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a column
+ERASE_LINE = "\r\033[K"
 MIN_REDRAW_SECONDS = 0.05
 BAR_COLUMNS = 24
 
@@ -71,11 +72,11 @@ class ProgressLine:
         line = (drawn + text)[: columns() - 1]
         if line != self._text:
             self._drawn, self._text = now, line
-            self._stream.write(f"\r\033[K{line}")
+            self._stream.write(ERASE_LINE + line)
             self._stream.flush()
 
     def clear(self) -> None:
         if self.shown and self._text:
             self._text = ""
-            self._stream.write("\r\033[K")
+            self._stream.write(ERASE_LINE)
             self._stream.flush()

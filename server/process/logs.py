@@ -9,8 +9,11 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
+
+from server.cli.terminal import ERASE_LINE, is_terminal
 
 PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes: no space, no quote
 
@@ -41,6 +44,13 @@ class TextFormatter(logging.Formatter):
         return super().formatMessage(record) + "".join(named)
 
 
+class TerminalHandler(logging.StreamHandler[TextIO]):
+    """Erases what a bar of this or another process has left on the line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return ERASE_LINE + super().format(record)
+
+
 def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
     return getattr(record, "fields", {})
 
@@ -52,7 +62,7 @@ def _text(value: object) -> str:
 
 def set_up_logging(level: str, form: Literal["text", "json"]) -> None:
     """Send everything from `level` up to stderr."""
-    handler = logging.StreamHandler()
+    handler = TerminalHandler() if is_terminal(sys.stderr) else logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # The start report replaces the messages of uvicorn about its start and end.

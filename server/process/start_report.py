@@ -9,9 +9,10 @@ import time
 from importlib.metadata import version
 from typing import get_args
 
-from runtime.messages import DOWNLOAD, Ready, Stats
+from runtime.messages import Ready, Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
+from server.process.loading_report import LoadingReport
 
 log = logging.getLogger("wavefill.report")
 
@@ -30,10 +31,15 @@ class Reporter:
         self._config = config
         self._chats = chats
         self._client = client
-        self._phase = ""
-        self._tenths = 0
+        self._loading = LoadingReport(json=config.log_format == "json")
 
     async def run(self) -> None:
+        try:
+            await self._report()
+        finally:  # a bar does not stay on the terminal
+            self._loading.end()
+
+    async def _report(self) -> None:
         reported: Ready | None = None
         before, last = Stats(), time.monotonic()
         while True:
@@ -41,10 +47,12 @@ class Reporter:
             ready = self._client.ready
             if ready is None:
                 if reported is not None:  # the engine died and is started again
-                    reported, self._phase = None, ""
-                self._loading()
+                    reported = None
+                if self._reports():
+                    self._loading.show(self._client.progress)
                 continue
             if ready is not reported:
+                self._loading.end()
                 reported, before, last = ready, Stats(), time.monotonic()
                 self._say(start_report(self._config, ready, chats=self._chats))
             elapsed = time.monotonic() - last
@@ -54,22 +62,12 @@ class Reporter:
                     self._say(busy_line(stats, before, elapsed))
                 before, last = stats, time.monotonic()
 
-    def _loading(self) -> None:
-        """One line for each phase, and one for each tenth of a phase that takes a while."""
-        progress = self._client.progress
-        if progress is None or progress.phase == DOWNLOAD:  # which has bars or lines of its own
-            return
-        tenths = 10 * progress.done // progress.total if progress.total else 0
-        if progress.phase != self._phase:
-            self._phase, self._tenths = progress.phase, tenths
-            self._say(f"  {progress.phase} ...")
-        elif self._tenths < tenths < 10:
-            self._tenths = tenths
-            self._say(f"  {progress.phase} {10 * tenths} %")
+    def _reports(self) -> bool:
+        return LEVELS.index(self._config.log_level) <= LEVELS.index("info")
 
     def _say(self, text: str) -> None:
         """Print the text, or log it as one event with --log-format json."""
-        if LEVELS.index(self._config.log_level) > LEVELS.index("info"):
+        if not self._reports():
             return
         if self._config.log_format == "json":
             log.info("%s", text.strip())

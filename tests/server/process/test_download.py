@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 from collections.abc import Iterator
@@ -102,3 +103,24 @@ def test_the_time_left_of_a_download_follows_from_its_speed(monkeypatch: pytest.
     now = 110.0
     progress.moved(600, 500)  # 40 a second
     assert reports[-1] == (600, 1000, 10)
+
+
+def test_without_a_terminal_a_download_is_lines_of_the_log_from_its_begin_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    now = 100.0
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(download_progress, "time", clock)
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    with caplog.at_level("INFO"):
+        progress = DownloadProgress("org/model", lambda: 1000 << 20, None)
+        progress.moved(0, 500 << 20)
+        while not caplog.records:
+            pass
+        now = 105.0
+        progress.moved(300 << 20, 500 << 20)
+        now = 110.0
+        progress.moved(600 << 20, 700 << 20)
+    lines = [record.getMessage() for record in caplog.records]
+    begin, after = "org/model: downloading, 1000 MiB", "org/model: 600 of 1000 MiB are here"
+    assert lines == [begin, after]

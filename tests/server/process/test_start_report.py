@@ -177,7 +177,9 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
 
 
 async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ):
     client = SimpleNamespace(ready=None, progress=None, stats=Stats())
     seen = iter(
@@ -197,10 +199,10 @@ async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_o
         client.ready, client.progress = (now, None) if ready else (None, now)
 
     monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
-    with pytest.raises(EOFError):
+    with caplog.at_level("INFO"), pytest.raises(EOFError):
         await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
-    loaded = [line.strip() for line in lines if "weights" in line and "|" not in line]
-    first = ["weights ...", "weights 20 %", "weights 70 %"]
-    assert loaded == [*first, "weights ...", "weights 50 %"]
+    loaded = [record.getMessage() for record in caplog.records]
+    first = ["loading weights", "loading weights: 20 %", "loading weights: 70 %"]
+    assert loaded == [*first, "loading weights", "loading weights: 50 %"]
     assert [line.split()[1] for line in lines if line.startswith("  ready")] == ["7.0", "2.0"]
