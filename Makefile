@@ -10,6 +10,15 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # The target of the Dockerfile that `make image` builds: cuda or cpu.
 TARGET ?= cuda
 
+comma := ,
+# $(call install,WHAT,ARGUMENTS OF PIP) is one line; what pip says follows if it fails.
+define install
+printf '%s' "Installing $(strip $1) ... "; began=$$(date +%s); \
+	$(BIN)/python -m pip install --no-input --progress-bar off $2 > .venv/pip.log 2>&1 || \
+	{ echo failed; cat .venv/pip.log; exit 1; }; \
+	echo "$$(( $$(date +%s) - began )) s"
+endef
+
 .PHONY: serve test test-slow test-all test-clients test-pages test-deploy test-versions \
 	test-oldest test-newest soak lint format image lock manifests clean
 
@@ -84,30 +93,29 @@ clean:
 	@test -x $(BIN)/pip || $(PYTHON) -c "import sys; \
 		sys.exit(not (3, 11) <= sys.version_info < (3, 14))" || \
 		{ echo "$(PYTHON) is no Python 3.11 to 3.13: name one, such as PYTHON=python3.12"; exit 1; }
-	@test -x $(BIN)/pip || echo "Installing into .venv: minutes the first time, since PyTorch is large."
-	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/pip install -e .
-	touch $@
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(call install,pip,--upgrade pip)
+	@$(call install,Wavefill into .venv (minutes the first time$(comma) since PyTorch is large),-e .)
+	@touch $@
 
 .venv/test.stamp: .venv/serve.stamp
-	$(BIN)/pip install --quiet -e '.[test]'
-	touch $@
+	@$(call install,what the tests need,-e '.[test]')
+	@touch $@
 
 .venv/lock.stamp: .venv/serve.stamp
-	$(BIN)/pip install --quiet -e '.[lock]'
-	touch $@
+	@$(call install,what locks the image's packages,-e '.[lock]')
+	@touch $@
 
 .venv/clients.stamp: .venv/test.stamp
-	$(BIN)/pip install --quiet -e '.[test,clients]'
-	touch $@
+	@$(call install,clients to test with,-e '.[test$(comma)clients]')
+	@touch $@
 
 .venv/deploy.stamp: .venv/test.stamp
-	$(BIN)/pip install --quiet -e '.[test,deploy]'
-	touch $@
+	@$(call install,what the tests of deploy/ need,-e '.[test$(comma)deploy]')
+	@touch $@
 
 .venv/pages.stamp: .venv/test.stamp
-	$(BIN)/pip install --quiet -e '.[test,pages]'
+	@$(call install,Playwright,-e '.[test$(comma)pages]')
 	command -v chromium || command -v chromium-browser || command -v google-chrome || \
 		{ test "$$(id -u)" = 0 && apt-get update --quiet && \
 			apt-get install --yes --no-install-recommends chromium; } || \
