@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, cast
 
 COMMANDS = {
@@ -21,6 +21,7 @@ COMMANDS = {
     "rm": "remove downloaded models",
     "config": "print the settings of a server, and where they come from",
     "doctor": "check what a server needs of this machine",
+    "completion": "print what completes commands and options in a shell",
     "version": "print the version",
 }
 KEY = "WAVEFILL_API_KEY"  # the keys of a server, with commas between them
@@ -80,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit(141) from None  # as if SIGPIPE had ended it
 
 
-def _run(words: list[str]) -> int:
+def build_parser(commands: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
+    """The parser and those of all commands, of which only `commands` are imported."""
     parser = Parser(
         prog="wavefill",
         description="OpenAI-compatible inference server for large language models.",
@@ -88,13 +90,16 @@ def _run(words: list[str]) -> int:
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     subparsers = parser.add_subparsers(metavar="COMMAND", dest="command")
-    chosen = next((word for word in words if not word.startswith("-")), None)
-    used = parser
-    for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary)
-        if name == chosen:
-            _command(name).add_arguments(subparser)
-            used = subparser
+    parsers = {name: subparsers.add_parser(name, help=text) for name, text in COMMANDS.items()}
+    for name in commands:
+        _command(name).add_arguments(parsers[name])
+    return parser, parsers
+
+
+def _run(words: list[str]) -> int:
+    chosen = next((word for word in words if not word.startswith("-")), "")
+    parser, parsers = build_parser([chosen] if chosen in COMMANDS else [])
+    used = parsers.get(chosen, parser)
     args, strange = parser.parse_known_args(words)
     if strange:
         from server.cli.vllm_flags import refusal

@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "List the models in the local cache of the Hub, the last used first: their size, when they "
         "were used, and when they were downloaded.  `wavefill rm` removes them."
     )
-    parser.add_argument("--json", action="store_true", help="print them as JSON, sizes in bytes")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print them as JSON, sizes in bytes")
+    form.add_argument("--names", action="store_true", help="print their names only, one a line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,6 +27,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         entries = [asdict(model) for model in models]
         print(json.dumps({"cache": constants.HF_HUB_CACHE, "models": entries}, indent=2))
+        return 0
+    if args.names:
+        print("".join(f"{model.name}\n" for model in models), end="")
         return 0
     if not models:
         print(f"no models in {constants.HF_HUB_CACHE}: `wavefill pull HUB_ID` downloads one")

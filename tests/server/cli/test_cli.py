@@ -57,6 +57,7 @@ def test_help_names_every_command_without_importing_torch():
         "rm",
         "config",
         "doctor",
+        "completion",
         "version",
     ):
         assert word in done.stdout

@@ -58,6 +58,7 @@ def test_models_are_listed_with_sizes_and_uses_the_last_used_first(home: Path):
     assert "4.0 KiB" in lines[1] and "2 days ago" in lines[1]
     assert "2 months ago" in lines[2] and "1 year ago" in lines[3]
     assert lines[3].endswith("(no safetensors)")
+    assert wavefill(home, "ls", "--names").stdout == "org/new\norg/old\norg/pickle\n"
     assert lines[4] == f"3 models, 12.0 KiB in {home / 'hub'}"
     found = json.loads(wavefill(home, "ls", "--json").stdout)["models"]
     assert (found[0]["name"], found[0]["bytes"]) == ("org/new", 4096)
