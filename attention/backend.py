@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from attention.kv_pool import KVPool
+from attention.kv_pool import KVPool, LayerKV
 from attention.metadata import AttentionMetadata
 
 # A program of a planner kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Compute once per step what every layer uses, such as work tiles -> meta with a plan."""
         ...
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
+    def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
         """Store k, v [T, kv_heads, head_dim] of this step at meta.slot_mapping.
 
         Float8 pages store value / scale, clamped to the type's range.  A model with a fused kernel
@@ -41,8 +41,7 @@ class Backend(Protocol):
     def attend(
         self,
         q: Tensor,
-        kv: KVPool,
-        layer: int,
+        kv: LayerKV,
         meta: AttentionMetadata,
         *,
         scale: float,

@@ -1,15 +1,41 @@
-"""KVPool: the paged KV cache of all layers."""
+"""KVPool: the paged KV cache of all layers, and LayerKV, what one layer sees of it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """The pages of one layer.
+
+    k, v              [pages, kv_heads, page_size, head_dim]
+    k_scale, v_scale  [kv_heads] float32 with float8 pages, else None
+    """
+
+    k: Tensor
+    v: Tensor
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def kv_heads(self) -> int:
+        return self.k.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        return self.k.shape[2]
+
+    @property
+    def head_dim(self) -> int:
+        return self.k.shape[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +47,20 @@ class KVPool:
 
     k_scale, v_scale: [layers, kv_heads] float32 if k and v are float8_e4m3fn, else None; the
     dequantized value is the stored one times the scale.
+
+    layers: the same, layer by layer.
     """
 
     k: Tensor
     v: Tensor
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    layers: tuple[LayerKV, ...] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        pages = zip(self.k.unbind(), self.v.unbind(), strict=True)
+        layers = tuple(LayerKV(k, v, *self._scales(i)) for i, (k, v) in enumerate(pages))
+        object.__setattr__(self, "layers", layers)
 
     @classmethod
     def allocate(
@@ -48,8 +82,7 @@ class KVPool:
         ones = torch.ones(2, layers, kv_heads, device=device)
         return cls(k, v, ones[0], ones[1])
 
-    def scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
-        """The layer's k_scale and v_scale, [kv_heads] each; None without float8."""
+    def _scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         if self.k_scale is None or self.v_scale is None:
             return None, None
         return self.k_scale[layer], self.v_scale[layer]

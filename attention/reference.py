@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from attention.kv_pool import FP8, KVPool
+from attention.kv_pool import FP8, KVPool, LayerKV
 from attention.metadata import AttentionMetadata
 from attention.reference_plan import DecodeChunk, ReferencePlan, factor, make_plan
 
@@ -45,20 +45,20 @@ class ReferenceBackend:
         """Resolve the page table to gather indices once; they are the same in every layer."""
         return replace(meta, plan=make_plan(meta, kv))
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
+    def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
         """Store k, v [T, kv_heads, head_dim] at meta.slot_mapping; no slot may be negative."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
-        for pool, new, scale in zip((kv.k, kv.v), (k, v), kv.scales(layer), strict=True):
+        scales = kv.k_scale, kv.v_scale
+        for pages, new, scale in zip((kv.k, kv.v), (k, v), scales, strict=True):
             if scale is not None:
                 new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
-            flat = _bytes(new.reshape(-1, kv.head_dim).to(pool.dtype))
-            _bytes(pool[layer]).flatten(0, 1).index_put_(meta.plan.write_kv_slots, flat)
+            flat = _bytes(new.reshape(-1, kv.head_dim).to(pages.dtype))
+            _bytes(pages).flatten(0, 1).index_put_(meta.plan.write_kv_slots, flat)
 
     def attend(
         self,
         q: Tensor,
-        kv: KVPool,
-        layer: int,
+        kv: LayerKV,
         meta: AttentionMetadata,
         *,
         scale: float,
@@ -75,13 +75,13 @@ class ReferenceBackend:
         sums = None if lse is None else _without_keys(grouped, options)
         for decode_chunk in meta.plan.decode_chunks:
             found, total = _decode(
-                grouped[decode_chunk.rows][:, decode_chunk.heads], kv, layer, decode_chunk, options
+                grouped[decode_chunk.rows][:, decode_chunk.heads], kv, decode_chunk, options
             )
             out[decode_chunk.rows, decode_chunk.heads] = found
             if sums is not None and total is not None:
                 sums[decode_chunk.rows, decode_chunk.heads] = total
         for chunk in meta.plan.prefill_chunks:
-            gathered = _gather(kv, layer, chunk.kv_slots, slice(0, kv.kv_heads), q.dtype)
+            gathered = _gather(kv, chunk.kv_slots, slice(0, kv.kv_heads), q.dtype)
             k, v = (pool[:, : chunk.kv_len] for pool in gathered)
             totals = None if sums is None else sums[chunk.tokens]
             _prefill(grouped[chunk.tokens], k, v, options, out[chunk.tokens], totals)
@@ -102,13 +102,13 @@ def _without_keys(grouped: Tensor, options: AttendOptions) -> Tensor:
 
 
 def _gather(
-    kv: KVPool, layer: int, kv_slots: Tensor, heads: slice, dtype: torch.dtype
+    kv: LayerKV, kv_slots: Tensor, heads: slice, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """kv_slots [N, H, P] -> K and V [N * H, P * page, D]; the only copy that is made of them."""
     found: list[Tensor] = []
-    for pool, scale in zip((kv.k, kv.v), kv.scales(layer), strict=True):
-        by_page = _bytes(pool[layer]).flatten(0, 1)
-        picked = by_page.index_select(0, kv_slots.flatten()).view(pool.dtype)
+    for pages, scale in ((kv.k, kv.k_scale), (kv.v, kv.v_scale)):
+        by_page = _bytes(pages).flatten(0, 1)
+        picked = by_page.index_select(0, kv_slots.flatten()).view(pages.dtype)
         if scale is not None:
             by_head = picked.view(*kv_slots.shape[:2], -1).float()
             picked = (by_head * scale[heads, None]).to(dtype)
@@ -134,13 +134,13 @@ def _softmax(logits: Tensor, options: AttendOptions, heads: slice) -> tuple[Tens
 
 
 def _decode(
-    q: Tensor, kv: KVPool, layer: int, decode_chunk: DecodeChunk, options: AttendOptions
+    q: Tensor, kv: LayerKV, decode_chunk: DecodeChunk, options: AttendOptions
 ) -> tuple[Tensor, Tensor | None]:
     """q [N, H, group, D] -> (like q, its log-sum-exp [N, H, group]).
 
     K and V are freed before the next chunk is gathered, into the same, still cached memory.
     """
-    k, v = _gather(kv, layer, decode_chunk.kv_slots, decode_chunk.heads, q.dtype)
+    k, v = _gather(kv, decode_chunk.kv_slots, decode_chunk.heads, q.dtype)
     num_rows, num_heads, group, head_dim = q.shape
     size = k.shape[1]
     products = torch.bmm(q.reshape(num_rows * num_heads, group, head_dim), k.transpose(1, 2))

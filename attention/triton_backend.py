@@ -20,7 +20,7 @@ from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttenti
 from attention.common.flash1 import flash1
 from attention.common.kernel_inputs import KernelInputs
 from attention.common.write_kv import write_kv
-from attention.kv_pool import KVPool
+from attention.kv_pool import KVPool, LayerKV
 from attention.metadata import AttentionMetadata
 from attention.planned_kernel import (
     PlannedKernel,
@@ -55,15 +55,14 @@ class TritonPlan:
 class KernelBackend(ABC):
     """Base of the Triton back ends: Backend's write and attend by a list of kernel launches."""
 
-    def write(self, k: Tensor, v: Tensor, kv: KVPool, layer: int, meta: AttentionMetadata) -> None:
+    def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
         """Backend.write; tokens with a negative slot are skipped."""
-        write_kv(k, v, kv.k[layer], kv.v[layer], meta.slot_mapping, *kv.scales(layer))
+        write_kv(k, v, kv.k, kv.v, meta.slot_mapping, kv.k_scale, kv.v_scale)
 
     def attend(
         self,
         q: Tensor,
-        kv: KVPool,
-        layer: int,
+        kv: LayerKV,
         meta: AttentionMetadata,
         *,
         scale: float,
@@ -74,10 +73,9 @@ class KernelBackend(ABC):
     ) -> Tensor:
         """Backend.attend; the output of padding tokens, which belong to no row, is undefined."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        k_scale, v_scale = kv.scales(layer)
         inputs = KernelInputs(
-            q, kv.k[layer], kv.v[layer], meta.page_table, out, lse, scale=scale,
-            softcap=softcap, sinks=sinks, k_scale=k_scale, v_scale=v_scale,
+            q, kv.k, kv.v, meta.page_table, out, lse, scale=scale,
+            softcap=softcap, sinks=sinks, k_scale=kv.k_scale, v_scale=kv.v_scale,
         )  # fmt: skip
         for run, plans in self._kernels(meta, window):
             run(inputs, *plans)

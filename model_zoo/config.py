@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attention.spec import AttentionSpec
 from model_zoo.json_fields import Fields, ModelError
 from model_zoo.rope_config import RopeConfig, read_rope
 
@@ -35,6 +36,26 @@ class ModelConfig:
     qk_norm: bool  # RMSNorm of each head's query and key
     eos_ids: tuple[int, ...]
     dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
+    windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; (): no layer has one
+    attention_scale: float = 0.0  # of the logits; 0: head_dim**-0.5
+    attention_softcap: float = 0.0  # as AttentionSpec.softcap
+    attention_sinks: bool = False
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer."""
+        return tuple(
+            AttentionSpec(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                scale=self.attention_scale or self.head_dim**-0.5,
+                window=window,
+                softcap=self.attention_softcap,
+                has_sinks=self.attention_sinks,
+            )
+            for window in self.windows or (0,) * self.num_layers
+        )
 
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes

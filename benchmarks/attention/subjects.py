@@ -201,7 +201,7 @@ def back_end(name: str) -> Subject:
 
         def call(number: int) -> Tensor:
             return chosen.attend(
-                inputs.q, inputs.kv, 0, metas[number], window=case.window, **features
+                inputs.q, inputs.kv.layers[0], metas[number], window=case.window, **features
             )
 
         return Prepared(call, lambda: call(0), kernels=chosen.details)

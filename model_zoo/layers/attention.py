@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -13,19 +14,25 @@ from model_zoo.layers.rope import rotate
 
 
 class Attention(nn.Module):
-    """Attention with a fused qkv projection; `index` is the layer's index in the KV pool."""
+    """Attention with a fused qkv projection.
+
+    index  of the layer, in `config.attention_specs` and in the KV pool
+    sinks  [heads] float32 if its spec has them: a weight of the checkpoint
+    """
 
     def __init__(self, config: ModelConfig, index: int, qkv: Linear, out: Linear) -> None:
         super().__init__()
         self.index = index
-        self.heads, self.kv_heads = config.num_heads, config.num_kv_heads
-        self.head_dim = config.head_dim
-        self.scale = config.head_dim**-0.5
+        self.spec = config.attention_specs[index]
         self.qkv, self.out = qkv, out
+        self.sinks: nn.Parameter | None = None
+        if self.spec.has_sinks:
+            sinks = torch.empty(self.spec.heads, dtype=torch.float32)
+            self.sinks = nn.Parameter(sinks, requires_grad=False)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(self.head_dim, config.norm_eps, qkv.dtype)
-            self.k_norm = RMSNorm(self.head_dim, config.norm_eps, qkv.dtype)
+            self.q_norm = RMSNorm(self.spec.head_dim, config.norm_eps, qkv.dtype)
+            self.k_norm = RMSNorm(self.spec.head_dim, config.norm_eps, qkv.dtype)
 
     def add(
         self,
@@ -37,43 +44,52 @@ class Attention(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, hidden] -> (output or None, residual), as Linear.add.
 
-        cos_sin     [T, head_dim] of Rope; None: no rope
+        cos_sin     [T, head_dim] of this layer's Rope; None: no rope
         logit_rows  [R] int64, the last token of each row, to which both results are reduced
         """
         q, meta = self._prepare(self.qkv(x), inp, cos_sin), inp.meta
         if logit_rows is not None:
             q, residual = q.index_select(0, logit_rows), residual.index_select(0, logit_rows)
             meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
-        mixed = inp.backend.attend(q, inp.kv, self.index, meta, scale=self.scale)
+        mixed = inp.backend.attend(
+            q,
+            inp.kv.layers[self.index],
+            meta,
+            scale=self.spec.scale,
+            window=self.spec.window,
+            softcap=self.spec.softcap,
+            sinks=self.sinks,
+        )
         return self.out.add(mixed.flatten(1), residual)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         """Q/k norm, rope and KV write -> queries [T, heads, head_dim]."""
         if fused_kernels.use_fused_kernels(qkv.device):
             return self._prepare_fused(qkv, inp, cos_sin)
-        heads = qkv.view(len(qkv), -1, self.head_dim)
-        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        spec = self.spec
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        q, k, v = heads.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos_sin is not None:
             q, k = rotate(q, cos_sin), rotate(k, cos_sin)
-        inp.backend.write(k, v, inp.kv, self.index, inp.meta)
+        inp.backend.write(k, v, inp.kv.layers[self.index], inp.meta)
         return q.contiguous()
 
     def _prepare_fused(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 
-        k_scale, v_scale = inp.kv.scales(self.index)
+        kv = inp.kv.layers[self.index]
         return qk_norm_rope_write(
             qkv,
-            inp.kv.k[self.index],
-            inp.kv.v[self.index],
+            kv.k,
+            kv.v,
             inp.meta.slot_mapping,
-            heads=self.heads,
+            heads=self.spec.heads,
             cos_sin=cos_sin,
             q_weight=None if self.q_norm is None else self.q_norm.weight,
             k_weight=None if self.k_norm is None else self.k_norm.weight,
             eps=0.0 if self.q_norm is None else self.q_norm.eps,
-            k_scale=k_scale,
-            v_scale=v_scale,
+            k_scale=kv.k_scale,
+            v_scale=kv.v_scale,
         )

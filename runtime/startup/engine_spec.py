@@ -152,7 +152,8 @@ class EngineSpec:
             tokens=resolved.max_batched_tokens,
             row_tokens=resolved.max_tokens_per_row,
         )
-        return build(self.choice, self.shape, capacity, self.device)
+        windows = {spec.window for spec in self.config.attention_specs}
+        return build(self.choice, self.shape, capacity, self.device, windows=tuple(sorted(windows)))
 
     def kv_pool(self, pages: int, resolved: ResolvedConfig) -> KVPool:
         return KVPool.allocate(

@@ -79,8 +79,8 @@ class GraphTestStep:
         meta = backend.plan(meta, kv)
         outs = []
         for layer in range(2):
-            backend.write(self.k, self.v, kv, layer, meta)
-            outs.append(backend.attend(self.q, kv, layer, meta, scale=HEAD_DIM**-0.5))
+            backend.write(self.k, self.v, kv.layers[layer], meta)
+            outs.append(backend.attend(self.q, kv.layers[layer], meta, scale=HEAD_DIM**-0.5))
         return torch.stack(outs)
 
 

@@ -89,8 +89,8 @@ class ReferenceStep:
         meta = backend.plan(self.meta, self.kv)
         new_k = torch.cat([k[-q:] for k, q in zip(self.k, meta.q_lens, strict=True)])
         new_v = torch.cat([v[-q:] for v, q in zip(self.v, meta.q_lens, strict=True)])
-        backend.write(new_k, new_v, self.kv, 1, meta)
-        return backend.attend(self.q, self.kv, 1, meta, scale=self.q.shape[-1] ** -0.5)
+        backend.write(new_k, new_v, self.kv.layers[1], meta)
+        return backend.attend(self.q, self.kv.layers[1], meta, scale=self.q.shape[-1] ** -0.5)
 
     def oracle(self) -> Tensor:
         rows = self.q.split(self.meta.q_lens)
@@ -195,7 +195,7 @@ def test_a_prompt_of_8192_tokens_makes_no_square_of_scores():
 def test_attend_without_a_plan_is_refused():
     step = ReferenceStep([(1, 5)])
     with pytest.raises(AssertionError, match="plan"):
-        ReferenceBackend().attend(step.q, step.kv, 1, step.meta, scale=1.0)
+        ReferenceBackend().attend(step.q, step.kv.layers[1], step.meta, scale=1.0)
 
 
 def test_a_page_may_be_shared_by_rows():

@@ -20,10 +20,10 @@ def run(case: OracleCase) -> None:
     meta = backend.plan(meta_of(case), kv)
     _, lse = case.results()
     options = dict(scale=case.scale, window=case.window, softcap=case.softcap, sinks=case.sinks)
-    out = backend.attend(case.q, kv, 0, meta, **options, lse=lse)
+    out = backend.attend(case.q, kv.layers[0], meta, **options, lse=lse)
     # Its matmuls are in the dtype: a bfloat16 sum is not as good as a kernel's.
     check(case, out, lse if case.q.dtype == torch.float32 else None)
-    without = backend.attend(case.q, kv, 0, meta, **options)
+    without = backend.attend(case.q, kv.layers[0], meta, **options)
     torch.testing.assert_close(without, out)
 
 
@@ -58,8 +58,9 @@ def test_what_is_written_to_fp8_pages_is_value_over_scale():
         slot_mapping=slots, max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
     )  # fmt: skip
     backend = ReferenceBackend()
-    backend.write(new[0], new[1], kv, 1, backend.plan(meta, kv))
-    for pool, scale, values in zip((kv.k, kv.v), kv.scales(1), new, strict=True):
+    backend.write(new[0], new[1], kv.layers[1], backend.plan(meta, kv))
+    scales = kv.layers[1].k_scale, kv.layers[1].v_scale
+    for pool, scale, values in zip((kv.k, kv.v), scales, new, strict=True):
         assert scale is not None
         expected = (values / scale[:, None]).clamp(-448, 448).to(FP8).float()
         found = pool[1].float()[slots // 16, :, slots % 16]
@@ -73,4 +74,4 @@ def test_scales_take_their_bytes_of_the_pool():
     fp8 = KVPool.allocate(**sizes, dtype=FP8, device=torch.device("cpu"))
     half = KVPool.allocate(**sizes, dtype=torch.float16, device=torch.device("cpu"))
     assert fp8.num_bytes == half.num_bytes // 2 + 2 * 2 * 2 * 4
-    assert half.scales(0) == (None, None)
+    assert half.layers[0].k_scale is None and half.layers[0].v_scale is None

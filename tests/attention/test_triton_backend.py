@@ -83,4 +83,4 @@ def test_only_the_kernels_that_a_step_needs_are_planned(rows, decode, prefill, d
 def test_attend_without_a_plan_is_refused(device: str):
     case = make_case(DECODING, device=device)
     with pytest.raises(AssertionError, match="plan"):
-        back_end(case, "flash2").attend(case.q, pool_of(case), 0, meta_of(case), scale=1.0)
+        back_end(case, "flash2").attend(case.q, pool_of(case).layers[0], meta_of(case), scale=1.0)

@@ -39,7 +39,7 @@ def test_attention_right_after_its_planner_reads_the_new_plan(dtype: torch.dtype
         for case, kv, meta, lse in steps:
             planned = backend.plan(meta, kv)
             between()
-            outs.append(backend.attend(case.q, kv, 0, planned, scale=case.scale, lse=lse))
+            outs.append(backend.attend(case.q, kv.layers[0], planned, scale=case.scale, lse=lse))
         return outs
 
     reference = run(torch.cuda.synchronize)
@@ -77,9 +77,9 @@ def test_attention_right_after_a_write_reads_it_and_is_done_before_the_next(
         for case, kv, meta, (k, v) in steps:
             planned = backend.plan(meta, kv)
             for factor in (1, -1):
-                backend.write(factor * k, factor * v, kv, 0, planned)
+                backend.write(factor * k, factor * v, kv.layers[0], planned)
                 between()
-                out = backend.attend(case.q, kv, 0, planned, scale=case.scale)
+                out = backend.attend(case.q, kv.layers[0], planned, scale=case.scale)
                 between()
                 outs.append(out.clone())
         return outs

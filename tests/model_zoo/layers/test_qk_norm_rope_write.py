@@ -74,7 +74,7 @@ class RopeCase:
         return q, k, v
 
     def run(self, kv: KVPool, config: QKNormRopeConfig | None = None) -> Tensor:
-        k_scale, v_scale = kv.scales(1)
+        k_scale, v_scale = kv.layers[1].k_scale, kv.layers[1].v_scale
         return qk_norm_rope_write(
             self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, cos_sin=self.cos_sin,
             q_weight=self.q_norm.weight if self.norm else None,

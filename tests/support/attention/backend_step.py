@@ -75,9 +75,9 @@ def attended(case: OracleCase, backend: Backend, *, write: bool = True) -> tuple
         slots = case.slot_mapping[case.slot_mapping >= 0]
         for pool in (case.k, case.v):
             pool[slots // pool.shape[2], :, slots % pool.shape[2]] = float("nan")
-        backend.write(*new, kv, 0, meta)
+        backend.write(*new, kv.layers[0], meta)
     _, lse = case.results()
     options = {
         "scale": case.scale, "window": case.window, "softcap": case.softcap, "sinks": case.sinks,
     }  # fmt: skip
-    return backend.attend(case.q, kv, 0, meta, **options, lse=lse), lse
+    return backend.attend(case.q, kv.layers[0], meta, **options, lse=lse), lse

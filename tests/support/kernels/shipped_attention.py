@@ -101,7 +101,7 @@ def call_flash2(head_dim: int, kv_dtype: torch.dtype, q_len: int) -> None:
         kv_lens=(0,) * ROWS,
     )
     backend.attend(
-        step.q, kv, 0, backend.plan(meta, kv), scale=step.inputs.scale, lse=step.inputs.lse
+        step.q, kv.layers[0], backend.plan(meta, kv), scale=step.inputs.scale, lse=step.inputs.lse
     )
 
 
