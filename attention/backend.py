@@ -31,7 +31,7 @@ class Backend(Protocol):
         ...
 
     def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
-        """Store k, v [T, kv_heads, head_dim] of this step at meta.slot_mapping.
+        """Store k, v [T, kv_heads, head_dim] of this step at the slot mapping of kv.group.
 
         Float8 pages store value / scale, clamped to the type's range.  A model with a fused kernel
         that rotates keys and stores them does not call this.

@@ -9,13 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attention.kv_groups import KVLayout
+
 FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True, slots=True)
 class LayerKV:
-    """The pages of one layer.
+    """The pages as one layer sees them.
 
+    group             whose page table names the pages of this layer
     k, v              [pages, kv_heads, page_size, head_dim]
     k_scale, v_scale  [kv_heads] float32 with float8 pages, else None
     """
@@ -24,6 +27,7 @@ class LayerKV:
     v: Tensor
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    group: int = 0
 
     @property
     def kv_heads(self) -> int:
@@ -40,7 +44,7 @@ class LayerKV:
 
 @dataclass(frozen=True, slots=True)
 class KVPool:
-    """k, v: [layers, pages, kv_heads, page_size, head_dim], views of one tensor.
+    """k, v: [depth, pages, kv_heads, page_size, head_dim], views of one tensor.
 
     A head's keys of a page are followed by its values, so that both are one contiguous read, 1 %
     faster on an H100 than two.
@@ -48,25 +52,33 @@ class KVPool:
     k_scale, v_scale: [layers, kv_heads] float32 if k and v are float8_e4m3fn, else None; the
     dequantized value is the stored one times the scale.
 
-    layers: the same, layer by layer.
+    layout: which layers share pages; without it, all do, and `depth` is the number of layers.
+    layers: what each layer of the model sees.
     """
 
     k: Tensor
     v: Tensor
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
+    layout: KVLayout | None = None
     layers: tuple[LayerKV, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        pages = zip(self.k.unbind(), self.v.unbind(), strict=True)
-        layers = tuple(LayerKV(k, v, *self._scales(i)) for i, (k, v) in enumerate(pages))
+        layout = self.layout or KVLayout.uniform(len(self.k))
+        assert layout.depth == len(self.k), "the layout is for another pool"
+        k, v = self.k.unbind(), self.v.unbind()
+        layers = tuple(
+            LayerKV(k[place], v[place], *self._scales(layer), group=group)
+            for layer, (group, place) in enumerate(layout.places())
+        )
+        object.__setattr__(self, "layout", layout)
         object.__setattr__(self, "layers", layers)
 
     @classmethod
     def allocate(
         cls,
         *,
-        layers: int,
+        layers: int | KVLayout,
         pages: int,
         kv_heads: int,
         page_size: int,
@@ -74,13 +86,14 @@ class KVPool:
         dtype: torch.dtype,
         device: torch.device,
     ) -> KVPool:
-        """A zeroed pool; float8_e4m3fn with scales of 1."""
-        both = _zeros((layers, pages, kv_heads, 2, page_size, head_dim), dtype, device)
+        """A zeroed pool; float8_e4m3fn with scales of 1.  layers: how many, or their layout."""
+        layout = KVLayout.uniform(layers) if isinstance(layers, int) else layers
+        both = _zeros((layout.depth, pages, kv_heads, 2, page_size, head_dim), dtype, device)
         k, v = both.unbind(3)
         if dtype != FP8:
-            return cls(k, v)
-        ones = torch.ones(2, layers, kv_heads, device=device)
-        return cls(k, v, ones[0], ones[1])
+            return cls(k, v, layout=layout)
+        ones = torch.ones(2, layout.num_layers, kv_heads, device=device)
+        return cls(k, v, ones[0], ones[1], layout)
 
     def _scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         if self.k_scale is None or self.v_scale is None:

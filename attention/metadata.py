@@ -1,4 +1,4 @@
-"""AttentionMetadata: one step's lengths, page table and slot mapping, as device tensors."""
+"""AttentionMetadata: one step's lengths, page tables and slot mappings, as device tensors."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ class AttentionMetadata:
 
     cu_seqlens_q  [B + 1] int32  prefix sums of q_len
     cache_seqlens [B]     int32  KV length of each row, this step included
-    page_table    [B, max_pages] int32  pages of each row in order; entries past its length are junk
-    slot_mapping  [T]     int64  where each token's K and V go: page * page_size + offset in page
+    page_tables   of each group (attention/kv_groups.py), [B, max_pages] int32: pages of each row in
+                  order; entries past its length, or before the group's window, are junk
+    slot_mappings of each group, [T] int64: where each token's K and V go:
+                  page * page_size + offset in page
     max_seqlen_q  the largest q_len, or an upper bound of it
     decode_rows   number of rows at the front with q_len 1
     """
 
     cu_seqlens_q: Tensor
     cache_seqlens: Tensor
-    page_table: Tensor
-    slot_mapping: Tensor
+    page_tables: tuple[Tensor, ...]
+    slot_mappings: tuple[Tensor, ...]
     max_seqlen_q: int
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from attention.kv_pool import FP8, KVPool, LayerKV
 from attention.metadata import AttentionMetadata
-from attention.reference_plan import DecodeChunk, ReferencePlan, factor, make_plan
+from attention.reference_plan import DecodeChunk, ReferencePlan, factor
 
 # Measured on a Zen 5 core with 2 MiB of L2 cache; half and twice are within 20 %.
 TILE = 64  # queries of a prefill tile, for as many KV heads as fit MAX_SCORES
@@ -42,18 +42,18 @@ class ReferenceBackend:
         self.details = f"in torch: {reason}" if reason else "in torch"
 
     def plan(self, meta: AttentionMetadata, kv: KVPool) -> AttentionMetadata:
-        """Resolve the page table to gather indices once; they are the same in every layer."""
-        return replace(meta, plan=make_plan(meta, kv))
+        """Resolve page tables to gather indices once: the layers of a group share them."""
+        return replace(meta, plan=ReferencePlan(meta, kv))
 
     def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
-        """Store k, v [T, kv_heads, head_dim] at meta.slot_mapping; no slot may be negative."""
+        """Store k, v [T, kv_heads, head_dim] at the group's slots; none may be negative."""
         assert isinstance(meta.plan, ReferencePlan), "plan() comes first"
         scales = kv.k_scale, kv.v_scale
         for pages, new, scale in zip((kv.k, kv.v), (k, v), scales, strict=True):
             if scale is not None:
                 new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
             flat = _bytes(new.reshape(-1, kv.head_dim).to(pages.dtype))
-            _bytes(pages).flatten(0, 1).index_put_(meta.plan.write_kv_slots, flat)
+            _bytes(pages).flatten(0, 1).index_put_(meta.plan.write_kv_slots(kv.group), flat)
 
     def attend(
         self,
@@ -73,14 +73,15 @@ class ReferenceBackend:
         options = AttendOptions(scale, window, softcap, by_head, lse is not None)
         out = torch.zeros_like(grouped)
         sums = None if lse is None else _without_keys(grouped, options)
-        for decode_chunk in meta.plan.decode_chunks:
+        chunks = meta.plan.chunks(kv.group, window)
+        for decode_chunk in chunks.decode:
             found, total = _decode(
                 grouped[decode_chunk.rows][:, decode_chunk.heads], kv, decode_chunk, options
             )
             out[decode_chunk.rows, decode_chunk.heads] = found
             if sums is not None and total is not None:
                 sums[decode_chunk.rows, decode_chunk.heads] = total
-        for chunk in meta.plan.prefill_chunks:
+        for chunk in chunks.prefill:
             gathered = _gather(kv, chunk.kv_slots, slice(0, kv.kv_heads), q.dtype)
             k, v = (pool[:, : chunk.kv_len] for pool in gathered)
             totals = None if sums is None else sums[chunk.tokens]
@@ -148,11 +149,8 @@ def _decode(
     flat = logits.view(num_rows, num_heads * group, size)
     if decode_chunk.outside is not None and decode_chunk.junk is not None:
         flat.masked_fill_(decode_chunk.outside, float("-inf"))
-        # A slot past the length may hold NaN, and 0 * NaN is NaN.
+        # A slot past the length or before the window may hold NaN, and 0 * NaN is NaN.
         v.view(-1, head_dim).index_fill_(0, decode_chunk.junk, 0)
-    if options.window:
-        first = decode_chunk.kv_lens[:, None, None] - options.window
-        flat.masked_fill_(torch.arange(size, device=q.device) < first, float("-inf"))
     weights, total = _softmax(logits, options, decode_chunk.heads)
     out = torch.bmm(weights.to(v.dtype).view(-1, group, size), v).view(q.shape)
     return out, None if total is None else total[..., 0]

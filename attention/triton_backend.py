@@ -57,7 +57,7 @@ class KernelBackend(ABC):
 
     def write(self, k: Tensor, v: Tensor, kv: LayerKV, meta: AttentionMetadata) -> None:
         """Backend.write; tokens with a negative slot are skipped."""
-        write_kv(k, v, kv.k, kv.v, meta.slot_mapping, kv.k_scale, kv.v_scale)
+        write_kv(k, v, kv.k, kv.v, meta.slot_mappings[kv.group], kv.k_scale, kv.v_scale)
 
     def attend(
         self,
@@ -74,7 +74,7 @@ class KernelBackend(ABC):
         """Backend.attend; the output of padding tokens, which belong to no row, is undefined."""
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         inputs = KernelInputs(
-            q, kv.k, kv.v, meta.page_table, out, lse, scale=scale,
+            q, kv.k, kv.v, meta.page_tables[kv.group], out, lse, scale=scale,
             softcap=softcap, sinks=sinks, k_scale=kv.k_scale, v_scale=kv.v_scale,
         )  # fmt: skip
         for run, plans in self._kernels(meta, window):
@@ -188,7 +188,7 @@ class TritonBackend(KernelBackend):
 
         Raises ValueError for a step larger than the capacity.
         """
-        self._capacity.check(meta.num_rows, len(meta.slot_mapping))
+        self._capacity.check(meta.num_rows, len(meta.slot_mappings[0]))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         tokens = 1 if meta.max_seqlen_q <= 1 else self.max_decode_tokens
         kernel = self._decode[tokens]

@@ -82,6 +82,8 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     seed: int
     itl_target_ms: float = 0.0  # 0: automatic
     full_wave_sizes: tuple[int, ...] = ()  # tokens of steps whose GEMMs fill the device
+    # Of each group of layers that share pages: the positions that a query sees, 0 for all.
+    group_windows: tuple[int, ...] = (0,)
     num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
 
     @property
@@ -90,7 +92,12 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
         return self.num_speculative_tokens + 1
 
     @property
+    def num_groups(self) -> int:
+        return len(self.group_windows)
+
+    @property
     def max_pages_per_seq(self) -> int:
+        """Of each group, those behind a window included."""
         return -(-self.max_model_len // self.page_size)
 
 

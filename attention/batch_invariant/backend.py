@@ -57,7 +57,7 @@ class BatchInvariantBackend(KernelBackend):
 
         Raises ValueError for a step larger than the capacity.
         """
-        self._capacity.check(meta.num_rows, len(meta.slot_mapping))
+        self._capacity.check(meta.num_rows, len(meta.slot_mappings[0]))
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         plans = {window: planner.plan(*lengths) for window, planner in self._planners.items()}
         return replace(meta, plan=plans)

@@ -4,7 +4,7 @@ batch_invariant (`--attention batch-invariant`): prefill and decode rows in one 
   grid      fixed (plan.spec.programs), so that a graph can replay any step; program p runs work
             p, p + programs and so on, each an item and a KV head
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
-            of K and V nothing past the last position that a tile sees
+            of K and V nothing past the last position that a tile sees, nothing before its window
   writes    out [T, heads, D], lse [T, heads]; for split tiles partial_out and partial_lse of the
             plan, for merge.py
   math      online softmax in base 2 over blocks of BLOCK_N keys, restarted at each KV split of
@@ -34,7 +34,7 @@ from attention.common.softmax import LOG2E, M_INIT, dot, finish, to_logits
 
 @triton.jit
 def _kv_split(
-    q, position, K, V, table, first, end, k_page, k_token, v_page, v_token, scale, softcap,
+    q, position, bottom, K, V, table, first, end, k_page, k_token, v_page, v_token, scale, softcap,
     D: tl.constexpr, BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr,
     STAGES: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -50,6 +50,8 @@ def _kv_split(
     for start in tl.range(first, end, BLOCK_N, num_stages=STAGES):
         key = start + n
         valid = key < end
+        if WINDOW > 0:
+            valid = valid & (key >= bottom)
         page = tl.load(table + key // PAGE, mask=valid, other=0).to(tl.int64)
         mask = valid[:, None]
         if BLOCK_D != D:
@@ -100,12 +102,14 @@ def _item(
     q = tl.load(q_at, mask=inside, other=0.0)
     if K_SCALE is not None:
         scale = scale * tl.load(K_SCALE + head)
+    # The first key that any query of the tile sees: pages before it may be another sequence's.
+    bottom = kv_len - q_len + tile * BLOCK_M // GROUP + 1 - WINDOW
     m = tl.full([BLOCK_M], M_INIT, tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     for split in range(first, tl.maximum(end, first + 1), SPLIT):
         out, lse = _kv_split(
-            q, kv_len - q_len + r // GROUP, K + head.to(tl.int64) * k_head,
+            q, kv_len - q_len + r // GROUP, bottom, K + head.to(tl.int64) * k_head,
             V + head.to(tl.int64) * v_head, TABLE + row.to(tl.int64) * table_row,
             split, tl.minimum(split + SPLIT, end), k_page, k_token, v_page, v_token,
             scale, softcap, D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION,

@@ -134,8 +134,8 @@ class Inputs:
         return AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q,
             cache_seqlens=self.cache_seqlens,
-            page_table=self.tables[number],
-            slot_mapping=torch.arange(case.tokens, device=device),
+            page_tables=(self.tables[number],),
+            slot_mappings=(torch.arange(case.tokens, device=device),),
             max_seqlen_q=max(case.q_lens),
             decode_rows=sum(q_len == 1 for q_len in case.q_lens),
             q_lens=case.q_lens,

@@ -84,7 +84,7 @@ class Attention(nn.Module):
             qkv,
             kv.k,
             kv.v,
-            inp.meta.slot_mapping,
+            inp.meta.slot_mappings[kv.group],
             heads=self.spec.heads,
             cos_sin=cos_sin,
             q_weight=None if self.q_norm is None else self.q_norm.weight,

@@ -3,7 +3,7 @@
     columns of the rows, `stride` numbers each (prepare.py names them)
     sampling parameters of new sequences, a row each
     token ids
-    the new pages of rows
+    the new pages of rows, those of all groups side by side
 
 Only the used part of the block is copied.  Both directions have a ring of pinned buffers on the
 host: one is not written again before its copy is complete.
@@ -48,10 +48,11 @@ class Layout:
 
     @classmethod
     @cache
-    def of(cls, bucket: Bucket) -> Layout:
+    def of(cls, bucket: Bucket, num_groups: int = 1) -> Layout:
+        """num_groups: of layers that share a page table."""
         stride = _aligned(bucket.rows + 1)
         num_new_rows = min(bucket.rows, NEW_ROWS // 4 if bucket.decode else NEW_ROWS)
-        page_room = bucket.rows + EXTRA_PAGES
+        page_room = num_groups * (bucket.rows + EXTRA_PAGES)
         packed = PackedLayout((torch.int32, (prepare.NUM_COLUMNS, stride)))
         new_rows_at, tokens_at, pages_at = (
             packed.add(torch.int32, shape) // 4
@@ -154,12 +155,18 @@ class Staging:
 class StepBuffers:
     """The block on the device, and its ring of staging buffers on the host."""
 
-    def __init__(self, largest: list[Bucket], device: torch.device) -> None:
-        length = max(Layout.of(bucket).packed.num_bytes // 4 for bucket in largest)
+    def __init__(self, largest: list[Bucket], device: torch.device, num_groups: int = 1) -> None:
+        self._num_groups = num_groups
+        layouts = [Layout.of(bucket, num_groups) for bucket in largest]
+        length = max(layout.packed.num_bytes // 4 for layout in layouts)
         self.block = torch.zeros(length, dtype=torch.int32, device=device)
         stream = CudaStream(device) if device.type == "cuda" else None
         self._ring = [Staging(self.block, stream) for _ in range(RING)]
         self._next = 0
+
+    def layout(self, bucket: Bucket) -> Layout:
+        """The block of a bucket's step."""
+        return Layout.of(bucket, self._num_groups)
 
     def send(
         self,
@@ -173,7 +180,7 @@ class StepBuffers:
         """Queue the copy of a step's block.  new_rows: those whose parameters `sampler` packs."""
         staging = self._ring[self._next]
         self._next = (self._next + 1) % RING
-        block = staging.block(Layout.of(bucket))
+        block = staging.block(self.layout(bucket))
         if new_rows:
             sampler.pack(new_rows, block.new_rows)
         else:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
-from runtime.cuda_graph.buffers import Layout, OutputCopy, StepBuffers
+from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.launch import (
     Bucket,
@@ -49,18 +49,19 @@ class GraphExecutor:
         self.overlap = True
         max_rows = resolved.max_num_seqs
         self._model = model
-        self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device)
+        groups = resolved.num_groups
+        self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device, groups)
         self._sampler = KernelSampler(vocab_size, self._slots.last_token)
         self._prompts = PromptOutputs()
         self._buckets = Buckets(max_rows, resolved.max_batched_tokens)
-        self._buffers = StepBuffers(self._buckets.largest, device)
+        self._buffers = StepBuffers(self._buckets.largest, device, groups)
         self._step = GraphStep(
             model,
             kv=kv,
             backend=backend,
             slots=self._slots,
             sampler=self._sampler.state,
-            block=self._buffers.block,
+            buffers=self._buffers,
             buckets=self._buckets,
         )
         self.graphs = Graphs(self._step.run, self._dry_run, device)
@@ -139,7 +140,7 @@ class GraphExecutor:
         if isinstance(launch, CaptureLaunch):
             self._capture(launch.bucket)
             return
-        batch, layout = launch.batch, Layout.of(launch.bucket)
+        batch, layout = launch.batch, self._buffers.layout(launch.bucket)
         for row in batch.new_rows:
             self._prompts.reset(row)
             self._sampler.reset_host(row)

@@ -1,11 +1,14 @@
 # prepare: the inputs of a step, from the block that the host sent and the state of the slots.
-#   grid      R + 1: a program a row, and one for the tokens that are padding
+#   grid      (R + 1, groups): a program a row, and one for the tokens that are padding; what all
+#             groups share is done by those of the first group
 #   reads     block (buffers.py): columns of `stride` numbers, then sampling rows, token ids,
-#             pages; page_table [slots, max_pages] int32; last_token [slots]
-#   writes    tokens, positions, slot_mapping [T] int64; logit_rows [R] int64, the last token of
-#             each row; row_pages [R, max_pages] int32, as far as the row has pages; the new pages
-#             to page_table; sampler_rows [slots, ROW_WORDS] int32 of new sequences
-#   padding   tokens 0, at position 0, not stored (slot_mapping -1); rows of slot -1 get no pages
+#             pages, those of all groups side by side; page_tables [groups, slots, max_pages]
+#             int32; last_token [slots]
+#   writes    tokens, positions [T], slot_mappings [groups, T] int64; logit_rows [R] int64, the last
+#             token of each row; row_pages [groups, R, max_pages] int32, as far as the row has
+#             pages; the new pages to page_tables; sampler_rows [slots, ROW_WORDS] int32 of new
+#             sequences
+#   padding   tokens 0, at position 0, not stored (slot -1); rows of slot -1 get no pages
 #   order     A row's program reads of the slot's pages only those that no program writes, and takes
 #             the new ones from the block: no program waits for another
 #   limits    pages * page_size < 2^63; a row's tokens and pages < 2^31
@@ -26,20 +29,21 @@ LAST = -1  # in the block's token ids: the slot's last sampled token
 
 
 @triton.jit
-def _pages_at(table, added, before, at, mask):
+def _pages_at(table, added, before, at, mask, GROUPS: tl.constexpr):
     """Entries `at` of a row's page table, of which the slot has the first `before`."""
     old = tl.load(table + at, mask=mask & (at < before), other=0)
-    new = tl.load(added + (at - before), mask=mask & (at >= before), other=0)
+    new = tl.load(added + (at - before) * GROUPS, mask=mask & (at >= before), other=0)
     return tl.where(at < before, old, new)
 
 
 @triton.jit
-def _fill_padding(tokens, positions, slot_mapping, first, end, BLOCK: tl.constexpr):
+def _fill_padding(tokens, positions, slot_mapping, first, end, group, BLOCK: tl.constexpr):
     for base in range(first, end, BLOCK):
         at = base + tl.arange(0, BLOCK)
         none = tl.zeros([BLOCK], tl.int64)
-        tl.store(tokens + at, none, mask=at < end)
-        tl.store(positions + at, none, mask=at < end)
+        shared = (at < end) & (group == 0)
+        tl.store(tokens + at, none, mask=shared)
+        tl.store(positions + at, none, mask=shared)
         tl.store(slot_mapping + at, none - 1, mask=at < end)
 
 
@@ -64,52 +68,55 @@ def _apply(block, sampler_rows, WORDS: tl.constexpr, LANES: tl.constexpr):
     ]
 )
 def _prepare(
-    block, page_table, last_token, sampler_rows, tokens, positions, slot_mapping, logit_rows,
-    row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, num_tokens, stride_table,
-    stride_row,
+    block, page_tables, last_token, sampler_rows, tokens, positions, slot_mappings, logit_rows,
+    row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, num_tokens,
+    stride_group_table, stride_table, stride_group_mapping, stride_group_row, stride_row,
     SLOT: tl.constexpr, START: tl.constexpr, PAGES_BEFORE: tl.constexpr, PAGES_ADDED: tl.constexpr,
     PAGES_AT: tl.constexpr, CU_Q: tl.constexpr, LAST: tl.constexpr, PAGE: tl.constexpr,
-    BLOCK: tl.constexpr, ROW_WORDS: tl.constexpr, LANES: tl.constexpr,
+    BLOCK: tl.constexpr, GROUPS: tl.constexpr, ROW_WORDS: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0)
+    row, group = tl.program_id(0), tl.program_id(1)
     num_rows = tl.num_programs(0) - 1
-    if row < num_new_rows:
+    slot_mapping = slot_mappings + group.to(tl.int64) * stride_group_mapping
+    if (row < num_new_rows) & (group == 0):
         _apply(block + new_rows_at + row * ROW_WORDS, sampler_rows, ROW_WORDS, LANES)
     if row == num_rows:
         used = tl.load(block + CU_Q * stride + num_rows)
-        _fill_padding(tokens, positions, slot_mapping, used, num_tokens, BLOCK)
+        _fill_padding(tokens, positions, slot_mapping, used, num_tokens, group, BLOCK)
     else:
         slot = tl.load(block + SLOT * stride + row).to(tl.int64)
         begin = tl.load(block + CU_Q * stride + row)
         end = tl.load(block + CU_Q * stride + row + 1)
-        tl.store(logit_rows + row, tl.maximum(end - 1, 0).to(tl.int64))
+        if group == 0:
+            tl.store(logit_rows + row, tl.maximum(end - 1, 0).to(tl.int64))
         if slot >= 0:
             start = tl.load(block + START * stride + row)
             before = tl.load(block + PAGES_BEFORE * stride + row)
             count = before + tl.load(block + PAGES_ADDED * stride + row)
-            added = block + pages_at + tl.load(block + PAGES_AT * stride + row)
+            added = block + pages_at + tl.load(block + PAGES_AT * stride + row) * GROUPS + group
             last = tl.load(last_token + slot).to(tl.int64)
-            table = page_table + slot * stride_table
+            table = page_tables + group.to(tl.int64) * stride_group_table + slot * stride_table
             for base in range(begin, end, BLOCK):
                 at = base + tl.arange(0, BLOCK)
                 mask = at < end
                 token = tl.load(block + tokens_at + at, mask=mask, other=0).to(tl.int64)
                 position = start + (at - begin)
-                page = _pages_at(table, added, before, position // PAGE, mask).to(tl.int64)
-                tl.store(tokens + at, tl.where(token == LAST, last, token), mask=mask)
-                tl.store(positions + at, position.to(tl.int64), mask=mask)
+                page = _pages_at(table, added, before, position // PAGE, mask, GROUPS).to(tl.int64)
+                shared = mask & (group == 0)
+                tl.store(tokens + at, tl.where(token == LAST, last, token), mask=shared)
+                tl.store(positions + at, position.to(tl.int64), mask=shared)
                 tl.store(slot_mapping + at, page * PAGE + position % PAGE, mask=mask)
-            own = row_pages + row.to(tl.int64) * stride_row
+            own = row_pages + group.to(tl.int64) * stride_group_row + row.to(tl.int64) * stride_row
             for base in range(0, count, BLOCK):
                 at = base + tl.arange(0, BLOCK)
-                page = _pages_at(table, added, before, at, at < count)
+                page = _pages_at(table, added, before, at, at < count, GROUPS)
                 tl.store(own + at, page, mask=at < count)
                 tl.store(table + at, page, mask=(at >= before) & (at < count))
 
 
 def prepare(
     block: Tensor,
-    page_table: Tensor,
+    page_tables: Tensor,
     last_token: Tensor,
     sampler_rows: Tensor,
     *,
@@ -120,7 +127,7 @@ def prepare(
     pages_at: int,
     tokens: Tensor,
     positions: Tensor,
-    slot_mapping: Tensor,
+    slot_mappings: Tensor,
     logit_rows: Tensor,
     row_pages: Tensor,
     page_size: int,
@@ -131,17 +138,18 @@ def prepare(
     token ids from tokens_at, and new pages of rows from pages_at on.  The other shapes are in the
     header.
     """
-    assert row_pages.shape[1] == page_table.shape[1]
-    assert row_pages.stride(1) == page_table.stride(1) == 1
+    groups, _, max_pages = page_tables.shape
+    assert len(row_pages) == len(slot_mappings) == groups and row_pages.shape[2] == max_pages
+    assert row_pages.stride(2) == page_tables.stride(2) == slot_mappings.stride(1) == 1
     num_rows = len(logit_rows)
-    assert stride > num_rows == len(row_pages) and num_new_rows <= num_rows
+    assert stride > num_rows == row_pages.shape[1] and num_new_rows <= num_rows
     words = sampler_rows.shape[1]
     assert sampler_rows.is_contiguous()
-    _prepare[(num_rows + 1,)](
-        block, page_table, last_token, sampler_rows, tokens, positions, slot_mapping, logit_rows,
+    _prepare[(num_rows + 1, groups)](
+        block, page_tables, last_token, sampler_rows, tokens, positions, slot_mappings, logit_rows,
         row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, len(tokens),
-        page_table.stride(0), row_pages.stride(0),
+        *page_tables.stride()[:2], slot_mappings.stride(0), *row_pages.stride()[:2],
         SLOT=SLOT, START=START, PAGES_BEFORE=PAGES_BEFORE, PAGES_ADDED=PAGES_ADDED,
-        PAGES_AT=PAGES_AT, CU_Q=CU_Q, LAST=LAST, PAGE=page_size, BLOCK=BLOCK, ROW_WORDS=words,
-        LANES=triton.next_power_of_2(words),
+        PAGES_AT=PAGES_AT, CU_Q=CU_Q, LAST=LAST, PAGE=page_size, BLOCK=BLOCK, GROUPS=groups,
+        ROW_WORDS=words, LANES=triton.next_power_of_2(words),
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """GraphStep: one step on static buffers, so that a CUDA graph can hold all of it.
 
-    prepare     tokens, positions, slot_mapping, page tables (prepare.py); stores the sampling
+    prepare     tokens, positions, slot mappings, page tables (prepare.py); stores the sampling
                 parameters of new sequences in their slots
     plan        of the attention back end, from the lengths on the device
     model       hidden states and logits of each row's last token
@@ -22,7 +22,7 @@ from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
-from runtime.cuda_graph.buffers import Layout, OutputRing
+from runtime.cuda_graph.buffers import Layout, OutputRing, StepBuffers
 from runtime.cuda_graph.launch import Bucket, Buckets
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
@@ -52,34 +52,35 @@ class GraphStep:
         backend: Backend,
         slots: SlotTables,
         sampler: SamplerState,
-        block: Tensor,
+        buffers: StepBuffers,
         buckets: Buckets,
     ) -> None:
-        """block: the device buffer that StepBuffers copies to."""
         self._model = model
         self.kv = kv
         self._backend, self._slots = backend, slots
-        self._sampler, self._block = sampler, block
+        self._sampler, self._buffers, self._block = sampler, buffers, buffers.block
         max_tokens = max(bucket.tokens for bucket in buckets.largest)
         max_rows = max(bucket.rows for bucket in buckets.largest)
 
         def numbers(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-            return torch.zeros(shape, dtype=dtype, device=block.device)
+            return torch.zeros(shape, dtype=dtype, device=buffers.block.device)
 
         self._tokens, self._positions = numbers(max_tokens), numbers(max_tokens)
-        self._slot_mapping, self._ends = numbers(max_tokens), numbers(max_rows)
-        max_pages = slots.page_table.shape[1]
-        self._row_pages = numbers(max_rows, max_pages, dtype=torch.int32)
-        self.output_ring = OutputRing(max_rows, block.device)
+        self._ends = numbers(max_rows)
+        groups, _, max_pages = slots.page_tables.shape
+        # Those of each group begin at multiples of 16 bytes, for which kernels are compiled.
+        self._slot_mappings = numbers(groups, _even(max_tokens, 2))
+        self._row_pages = numbers(groups, _even(max_rows, 4), max_pages, dtype=torch.int32)
+        self.output_ring = OutputRing(max_rows, buffers.block.device)
 
     @torch.inference_mode()
     def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
         """Run the step whose block is on the device.  all_hidden_states: of all its tokens."""
-        layout = Layout.of(bucket)
+        layout = self._buffers.layout(bucket)
         inp, ends = self._input(layout), self._ends[: bucket.rows]
         prepare.prepare(
             self._block,
-            self._slots.page_table,
+            self._slots.page_tables,
             self._slots.last_token,
             self._sampler.rows,
             stride=layout.stride,
@@ -89,9 +90,9 @@ class GraphStep:
             pages_at=layout.pages_at,
             tokens=inp.tokens,
             positions=inp.positions,
-            slot_mapping=inp.meta.slot_mapping,
+            slot_mappings=self._slot_mappings,
             logit_rows=ends,
-            row_pages=inp.meta.page_table,
+            row_pages=self._row_pages[:, : bucket.rows],
             page_size=self.kv.page_size,
         )
         meta = self._backend.plan(inp.meta, self.kv)
@@ -118,8 +119,8 @@ class GraphStep:
         meta = AttentionMetadata(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
             cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
-            page_table=self._row_pages[:rows],
-            slot_mapping=self._slot_mapping[:tokens],
+            page_tables=tuple(pages[:rows] for pages in self._row_pages),
+            slot_mappings=tuple(mapping[:tokens] for mapping in self._slot_mappings),
             max_seqlen_q=bucket.row_tokens,
             decode_rows=rows if bucket.row_tokens == 1 else 0,
             q_lens=(bucket.row_tokens if decode else 0,) * rows,
@@ -133,3 +134,8 @@ class GraphStep:
             kv=self.kv,
             backend=self._backend,
         )
+
+
+def _even(count: int, multiple: int) -> int:
+    """Rounded up to a multiple."""
+    return -(-count // multiple) * multiple

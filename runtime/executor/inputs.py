@@ -42,12 +42,15 @@ def build_input(
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
-    pages = slots.page_table[row_slots, : -(-int(kv_lens.max()) // kv.page_size)]
+    most = -(-int(kv_lens.max()) // kv.page_size)
+    tables = tuple(table[row_slots, :most] for table in slots.page_tables)
     meta = AttentionMetadata(
         cu_seqlens_q=sums,
         cache_seqlens=lens,
-        page_table=pages,
-        slot_mapping=_slot_mapping(pages, token_rows, token_positions, kv.page_size),
+        page_tables=tables,
+        slot_mappings=tuple(
+            _slot_mapping(pages, token_rows, token_positions, kv.page_size) for pages in tables
+        ),
         max_seqlen_q=int(q_lens.max()),
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),

@@ -1,4 +1,4 @@
-"""Slots: the page table and the newest token of each running sequence, on the device.
+"""Slots: the page tables and the newest token of each running sequence, on the device.
 
 A sequence moves into a slot with its first row and stays until it ends or is preempted; the next
 one resets the slot.  A step can use what is on the device before the host knows it.
@@ -14,18 +14,22 @@ from runtime.scheduler.batch import Batch, Int64Array
 
 
 class SlotTables:
-    """page_table [slots, max_pages] int32, last_token [slots] int64."""
+    """page_tables [groups, slots, max_pages] int32, last_token [slots] int64."""
 
-    def __init__(self, num_slots: int, max_pages: int, device: torch.device) -> None:
+    def __init__(
+        self, num_slots: int, max_pages: int, device: torch.device, num_groups: int = 1
+    ) -> None:
+        """num_groups: of layers that share a page table (attention/kv_groups.py)."""
         self.device = device
-        self.page_table = torch.zeros((num_slots, max_pages), dtype=torch.int32, device=device)
+        shape = num_groups, num_slots, max_pages
+        self.page_tables = torch.zeros(shape, dtype=torch.int32, device=device)
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._num_pages = np.zeros(num_slots, dtype=np.int64)
 
     def count_pages(self, batch: Batch) -> Int64Array:
         """Count the batch's new pages.  Returns how many each row's slot had before, [B].
 
-        The caller writes the new ones to `page_table`.
+        They are as many in each group.  The caller writes the new ones to `page_tables`.
         """
         for row in batch.new_rows:
             self._num_pages[row.slot] = 0
@@ -40,8 +44,11 @@ class SlotTables:
             return
         added = batch.num_new_pages
         before = np.cumsum(added) - added
-        columns = np.arange(len(batch.new_pages)) + np.repeat(pages_before - before, added)
+        pages = batch.new_pages.reshape(-1, len(self.page_tables)).T  # [groups, sum(added)]
+        columns = np.arange(pages.shape[1]) + np.repeat(pages_before - before, added)
         rows = np.repeat(batch.slots, added)
-        where = np.stack([rows, columns, batch.new_pages])
-        slots, columns_on_device, pages = upload(where, self.device).unbind()
-        self.page_table[slots, columns_on_device] = pages.to(torch.int32)
+        slots, columns_on_device, *of_groups = upload(
+            np.stack([rows, columns, *pages]), self.device
+        ).unbind()
+        for table, group_pages in zip(self.page_tables, of_groups, strict=True):
+            table[slots, columns_on_device] = group_pages.to(torch.int32)

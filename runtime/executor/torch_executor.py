@@ -41,7 +41,9 @@ class TorchExecutor:
         self.overlap = device.type == "cuda"
         self.graph_counts = GraphCounts()  # it has none
         self._model, self._kv, self._backend = model, kv, backend
-        self._slots = SlotTables(resolved.max_num_seqs, resolved.max_pages_per_seq, device)
+        self._slots = SlotTables(
+            resolved.max_num_seqs, resolved.max_pages_per_seq, device, resolved.num_groups
+        )
         self._sampler = choose_sampler(vocab_size, self._slots)
         self._prompts = PromptOutputs()
         self._check: PrefillCheck | None = None

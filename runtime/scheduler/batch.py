@@ -42,12 +42,12 @@ class Batch(Struct, frozen=True, eq=False):
     q_lens: Int64Array  # tokens of the row that this step computes
     # Flat, sum(q_lens) ids.  Only the device knows those of decode rows: LAST, and a DRAFT each.
     tokens: Int64Array
-    num_new_pages: Int64Array  # pages appended to the row's page table
-    new_pages: Int64Array  # flat
+    num_new_pages: Int64Array  # pages appended to the row's page table of each group
+    new_pages: Int64Array  # flat: for each of them, one page of every group; -1: behind its window
     # False: a chunk that does not complete its prompt, or a prompt to be pooled.
     sample: NDArray[np.bool_]
     decode_rows: int  # the first so many rows decode: 1 .. max_tokens_per_row tokens each
-    new_rows: list[NewRow]  # their slots are reset to an empty page table
+    new_rows: list[NewRow]  # their slots are reset to empty page tables
 
     @property
     def num_tokens(self) -> int:

@@ -72,8 +72,8 @@ class GraphTestStep:
         q_lens, kv_lens = zip(*lengths, strict=True)
         meta = AttentionMetadata(
             cu_seqlens_q=self.cu_seqlens_q, cache_seqlens=self.cache_seqlens,
-            page_table=self.page_table,
-            slot_mapping=self.slot_mapping, max_seqlen_q=max(q_lens),
+            page_tables=(self.page_table,),
+            slot_mappings=(self.slot_mapping,), max_seqlen_q=max(q_lens),
             decode_rows=q_lens.count(1), q_lens=q_lens, kv_lens=kv_lens,
         )  # fmt: skip
         meta = backend.plan(meta, kv)

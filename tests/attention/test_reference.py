@@ -76,8 +76,8 @@ class ReferenceStep:
         self.meta = AttentionMetadata(
             cu_seqlens_q=torch.tensor([0, *accumulate(q_lens)], dtype=torch.int32),
             cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32),
-            page_table=table,
-            slot_mapping=torch.cat(writes),
+            page_tables=(table,),
+            slot_mappings=(torch.cat(writes),),
             max_seqlen_q=max(q_lens),
             decode_rows=sum(q == 1 for q in q_lens),
             q_lens=tuple(q_lens),
@@ -167,7 +167,8 @@ def test_short_rows_are_not_padded_to_a_long_one():
     plan = ReferenceBackend().plan(step.meta, step.kv).plan
     assert isinstance(plan, reference_plan.ReferencePlan)
     pages = 63 + 30 * 2
-    assert sum(chunk.kv_slots.numel() for chunk in plan.decode_chunks) == pages * step.kv.kv_heads
+    chunks = plan.chunks(0, 0).decode
+    assert sum(chunk.kv_slots.numel() for chunk in chunks) == pages * step.kv.kv_heads
 
 
 class LargestTensor(TorchDispatchMode):
@@ -201,7 +202,7 @@ def test_attend_without_a_plan_is_refused():
 def test_a_page_may_be_shared_by_rows():
     torch.manual_seed(2)
     step = ReferenceStep([(1, 33), (1, 40)])
-    table = step.meta.page_table
+    table = step.meta.page_tables[0]
     table[0, :2] = table[1, :2]  # the first two full pages of row 1 serve row 0 too
     for cache in (step.k, step.v):
         cache[0][:32] = cache[1][:32]

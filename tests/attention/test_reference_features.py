@@ -54,8 +54,8 @@ def test_what_is_written_to_fp8_pages_is_value_over_scale():
     slots = torch.tensor([3, 17, 60, 0, 31])
     meta = AttentionMetadata(
         cu_seqlens_q=torch.tensor([0, 5]), cache_seqlens=torch.tensor([5]),
-        page_table=torch.tensor([[0]], dtype=torch.int32),
-        slot_mapping=slots, max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
+        page_tables=(torch.tensor([[0]], dtype=torch.int32),),
+        slot_mappings=(slots,), max_seqlen_q=5, decode_rows=0, q_lens=(5,), kv_lens=(5,),
     )  # fmt: skip
     backend = ReferenceBackend()
     backend.write(new[0], new[1], kv.layers[1], backend.plan(meta, kv))

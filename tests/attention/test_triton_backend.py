@@ -37,6 +37,20 @@ def test_windows_soft_caps_and_sinks_reach_every_kernel(name: str, device: str):
     check(case, *attended(case, back_end(case, name, windows=(0, 9))))
 
 
+@pytest.mark.parametrize("name", ["mha", "flash1", "flash2", "batch-invariant"])
+@pytest.mark.parametrize(
+    "window", [20, 33, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 16, 70))]
+)
+def test_freed_pages_before_a_window_are_never_read(name: str, window: int, device: str):
+    """The scheduler frees a page once no query of its sequence sees a position in it."""
+    rows = [(1, 100), (1, 600), (1, 20), (3, 90), (40, 140), (9, 600)]
+    case = make_case(rows, window=window, dtype=torch.float32, device=device)
+    for row, (q_len, kv_len) in enumerate(rows):
+        case.page_table[row, : max(kv_len - q_len + 1 - window, 0) // 16] = -1
+    backend = back_end(case, name, windows=(window,))
+    check(case, *attended(case, backend))
+
+
 @BACKENDS
 def test_fp8_pages_are_read_with_their_scales(name: str, device: str):
     case = make_case(MIXED, kv_dtype=FP8, device=device)

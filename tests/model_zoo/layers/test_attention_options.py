@@ -49,8 +49,8 @@ def test_each_layer_has_its_own_window_and_all_share_scale_softcap_and_sinks():
     meta = AttentionMetadata(
         cu_seqlens_q=torch.tensor([0, TOKENS], dtype=torch.int32),
         cache_seqlens=torch.tensor([TOKENS], dtype=torch.int32),
-        page_table=torch.tensor([[3, 1]], dtype=torch.int32),
-        slot_mapping=torch.tensor([(3, 1)[i // 16] * 16 + i % 16 for i in range(TOKENS)]),
+        page_tables=(torch.tensor([[3, 1]], dtype=torch.int32),),
+        slot_mappings=(torch.tensor([(3, 1)[i // 16] * 16 + i % 16 for i in range(TOKENS)]),),
         max_seqlen_q=TOKENS, decode_rows=0, q_lens=(TOKENS,), kv_lens=(TOKENS,),
     )  # fmt: skip
     positions = torch.arange(TOKENS)

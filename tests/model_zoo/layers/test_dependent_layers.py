@@ -51,8 +51,8 @@ def make_input(
     meta = AttentionMetadata(
         cu_seqlens_q=sums.to(CUDA),
         cache_seqlens=torch.tensor(kv_lens, dtype=torch.int32, device=CUDA),
-        page_table=table.to(CUDA),
-        slot_mapping=torch.tensor([*slots, -1], device=CUDA),
+        page_tables=(table.to(CUDA),),
+        slot_mappings=(torch.tensor([*slots, -1], device=CUDA),),
         max_seqlen_q=max(q_lens),
         decode_rows=q_lens.count(1),
         q_lens=tuple(q_lens),
@@ -86,7 +86,7 @@ def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
     capacity = Capacity(rows=len(q_lens), tokens=sum(q_lens) + 1)
     backend = choose(CUDA, "flash2", shape_of(config, dtype), capacity)
     inp = make_input(kv, backend, q_lens, kv_lens, torch.randperm(num_pages), every)
-    slots = inp.meta.slot_mapping[:-1]
+    slots = inp.meta.slot_mappings[0][:-1]
 
     def poison() -> None:
         for pages in (kv.k, kv.v):

@@ -113,7 +113,7 @@ def test_pages_that_the_block_has_no_room_for_are_appended_before_the_step(
         before, added = host.column(prepare.PAGES_BEFORE), host.column(prepare.PAGES_ADDED)
     finally:
         Layout.of.cache_clear()
-    table = host.executor._slots.page_table
+    table = host.executor._slots.page_tables[0]
     assert table[[3, 1], :3].tolist() == [[300, 301, 0], [100, 101, 0]]
     assert before == [2, 2] and added == [0, 0]
 

@@ -33,8 +33,8 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 class NewSequences:
     """Random batches that a scheduler could have made: rows go on, or their slot starts over."""
 
-    def __init__(self, seed: int) -> None:
-        self.draw = random.Random(seed)
+    def __init__(self, seed: int, groups: int = 1) -> None:
+        self.draw, self.groups = random.Random(seed), groups
         self.length = [0] * SLOTS  # stored tokens of each slot
         self.pages = [0] * SLOTS
 
@@ -54,12 +54,12 @@ class NewSequences:
             if draw.random() < 0.2:
                 needed = draw.randint(needed, MAX_PAGES)
             added = max(needed - self.pages[slot], 0)
-            rows.append((slot, q_len, [draw.randrange(1000) for _ in range(added)]))
+            rows.append((slot, q_len, [draw.randrange(1000) for _ in range(added * self.groups)]))
         rows.sort(key=lambda row: row[1] != 1)
         lengths = [self.length[slot] for slot, _, _ in rows]
         for slot, q_len, pages in rows:
             self.length[slot] += q_len
-            self.pages[slot] += len(pages)
+            self.pages[slot] += len(pages) // self.groups
         tokens = [
             LAST if draw.random() < 0.5 else draw.randrange(VOCAB)
             for _, q_len, _ in rows
@@ -70,7 +70,7 @@ class NewSequences:
             starts=lengths,
             q_lens=[q_len for _, q_len, _ in rows],
             tokens=tokens,
-            num_new_pages=[len(pages) for _, _, pages in rows],
+            num_new_pages=[len(pages) // self.groups for _, _, pages in rows],
             new_pages=[page for _, _, pages in rows for page in pages],
             sample=[draw.random() < 0.8 for _ in rows],
             decode_rows=sum(q_len == 1 for _, q_len, _ in rows),
@@ -87,7 +87,8 @@ def padded(
     def junk(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
         return torch.full(shape, JUNK, dtype=dtype, device=device)
 
-    layout = Layout.of(bucket)
+    groups = len(slots.page_tables)
+    layout = buffers.layout(bucket)
     before = slots.count_pages(batch)
     sampler = SamplerState(SLOTS, VOCAB, device)
     sampler.rows.fill_(JUNK)
@@ -98,12 +99,12 @@ def padded(
     found = {
         "tokens": junk(bucket.tokens),
         "positions": junk(bucket.tokens),
-        "slot_mapping": junk(bucket.tokens),
+        "slot_mappings": junk(groups, bucket.tokens),
         "logit_rows": junk(bucket.rows),
-        "row_pages": junk(bucket.rows, MAX_PAGES, dtype=torch.int32),
+        "row_pages": junk(groups, bucket.rows, MAX_PAGES, dtype=torch.int32),
     }
     prepare.prepare(
-        buffers.block, slots.page_table, slots.last_token, sampler.rows, stride=layout.stride,
+        buffers.block, slots.page_tables, slots.last_token, sampler.rows, stride=layout.stride,
         new_rows_at=layout.new_rows_at, num_new_rows=layout.num_new_rows,
         tokens_at=layout.tokens_at, pages_at=layout.pages_at, page_size=PAGE, **found,
     )  # fmt: skip
@@ -121,17 +122,20 @@ def padded(
     return {name: tensor.tolist() for name, tensor in found.items()}
 
 
+@pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("decode", [True, False])
-def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode: bool) -> None:
-    sequences = NewSequences(seed=decode)
-    slots, plain = (SlotTables(SLOTS, MAX_PAGES, device) for _ in range(2))
+def test_padded_steps_have_the_inputs_of_plain_ones(
+    device: torch.device, decode: bool, groups: int
+) -> None:
+    sequences = NewSequences(seed=decode, groups=groups)
+    slots, plain = (SlotTables(SLOTS, MAX_PAGES, device, groups) for _ in range(2))
     kv = KVPool.allocate(
         layers=1, pages=1, kv_heads=1, page_size=PAGE, head_dim=2, dtype=torch.float32,
         device=device,
     )  # fmt: skip
-    buffers = StepBuffers([Bucket(96, SLOTS, False)], device)
+    buffers = StepBuffers([Bucket(96, SLOTS, False)], device, groups)
     buffers.block.fill_(JUNK)
-    for table in (slots.page_table, plain.page_table):
+    for table in (slots.page_tables, plain.page_tables):
         table.fill_(JUNK)
     for step in range(60):
         batch = sequences.batch(decode)
@@ -148,7 +152,8 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         padding, empty = tokens - total, rows - count
         assert found["tokens"] == wanted.tokens.tolist() + [0] * padding
         assert found["positions"] == wanted.positions.tolist() + [0] * padding
-        assert found["slot_mapping"] == meta.slot_mapping.tolist() + [-1] * padding
+        for mapping, wanted_mapping in zip(found["slot_mappings"], meta.slot_mappings, strict=True):
+            assert mapping == wanted_mapping.tolist() + [-1] * padding
         sums = meta.cu_seqlens_q.tolist()
         assert found["cu_q"] == sums + [total] * empty
         assert found["logit_rows"][:count] == [end - 1 for end in sums[1:]]
@@ -157,23 +162,24 @@ def test_padded_steps_have_the_inputs_of_plain_ones(device: torch.device, decode
         assert found["sample_slots"] == batch.slots.tolist() + [-1] * empty
         for row, length in enumerate(found["kv_lens"][:count]):
             pages = -(-length // PAGE)
-            assert found["row_pages"][row][:pages] == meta.page_table[row, :pages].tolist()
-        assert slots.page_table.equal(plain.page_table), "what the slots keep"
+            for row_pages, table in zip(found["row_pages"], meta.page_tables, strict=True):
+                assert row_pages[row][:pages] == table[row, :pages].tolist()
+        assert slots.page_tables.equal(plain.page_tables), "what the slots keep"
 
 
 def test_step_without_rows_changes_nothing(device: torch.device) -> None:
     slots = SlotTables(SLOTS, MAX_PAGES, device)
-    slots.page_table.fill_(JUNK)
+    slots.page_tables.fill_(JUNK)
     nothing = make_batch()
     for bucket in (Bucket(4, 4, True), Bucket(16, 3, False)):
         buffers = StepBuffers([bucket], device)
         buffers.block.fill_(JUNK)
         found = padded(device, bucket, slots, buffers, nothing)
-        assert found["slot_mapping"] == [-1] * bucket.tokens
+        assert found["slot_mappings"] == [[-1] * bucket.tokens]
         assert found["tokens"] == found["positions"] == [0] * bucket.tokens
         assert found["cu_q"] == [0] * (bucket.rows + 1)
         assert found["sample_slots"] == [-1] * bucket.rows
-    assert (slots.page_table == JUNK).all()
+    assert (slots.page_tables == JUNK).all()
 
 
 def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(
@@ -195,12 +201,13 @@ def test_rows_of_more_tokens_and_pages_than_a_program_handles_at_once(
     )
     row_pages = torch.zeros(2, total + 5, dtype=torch.int32, device=device)
     prepare.prepare(
-        block.to(device), slots.page_table, slots.last_token, sampler.rows, stride=layout.stride,
+        block.to(device), slots.page_tables, slots.last_token, sampler.rows, stride=layout.stride,
         new_rows_at=layout.new_rows_at, num_new_rows=layout.num_new_rows,
         tokens_at=layout.tokens_at, pages_at=layout.pages_at, tokens=tokens, positions=positions,
-        slot_mapping=slot_mapping, logit_rows=torch.zeros(2, dtype=torch.int64, device=device),
-        row_pages=row_pages, page_size=1,
+        slot_mappings=slot_mapping[None],
+        logit_rows=torch.zeros(2, dtype=torch.int64, device=device),
+        row_pages=row_pages[None], page_size=1,
     )  # fmt: skip
     assert positions.tolist() == [*range(total)] + [0] * (bucket.tokens - total)
     assert slot_mapping.tolist() == pages + [-1] * (bucket.tokens - total)
-    assert row_pages[0, :total].tolist() == slots.page_table[1, :total].tolist() == pages
+    assert row_pages[0, :total].tolist() == slots.page_tables[0, 1, :total].tolist() == pages

@@ -44,8 +44,8 @@ def test_whole_prompts_are_laid_end_to_end() -> None:
     assert inp.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 4]
     assert inp.tokens.tolist() == [*range(8)]
     assert inp.ends is not None and inp.ends.tolist() == [2, 7]
-    assert inp.meta.page_table.tolist() == [[9, 0], [4, 6]]
-    assert inp.meta.slot_mapping.tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
+    assert inp.meta.page_tables[0].tolist() == [[9, 0], [4, 6]]
+    assert inp.meta.slot_mappings[0].tolist() == [36, 37, 38, 16, 17, 18, 19, 24]
     assert inp.meta.max_seqlen_q == 5
 
 
@@ -63,7 +63,7 @@ def test_decoding_rows_count_up_by_one() -> None:
     assert inp.meta.cache_seqlens.tolist() == [5, 3]
     assert inp.tokens.tolist() == [51, 33]
     assert inp.positions.tolist() == [4, 2]
-    assert inp.meta.slot_mapping.tolist() == [20, 34]
+    assert inp.meta.slot_mappings[0].tolist() == [20, 34]
     assert (inp.meta.decode_rows, inp.meta.num_rows) == (2, 2)
 
 
@@ -75,15 +75,15 @@ def test_chunk_behind_a_prefix_is_written_behind_it() -> None:
     assert inp.meta.cu_seqlens_q.tolist() == [0, 2, 5]
     assert inp.ends is not None and inp.ends.tolist() == [1, 4]
     assert inp.meta.q_lens == (2, 3) and inp.meta.kv_lens == (2, 11)
-    assert inp.meta.slot_mapping.tolist() == [4, 5, 8, 9, 10]
+    assert inp.meta.slot_mappings[0].tolist() == [4, 5, 8, 9, 10]
 
 
 def test_tensors_have_the_types_that_kernels_expect() -> None:
     inp = build(make_batch([0], [0], [2], [1, 2], [1], [1], [True], 0, start(0)), make_slots())
     meta = inp.meta
-    for tensor in (meta.cu_seqlens_q, meta.cache_seqlens, meta.page_table):
+    for tensor in (meta.cu_seqlens_q, meta.cache_seqlens, meta.page_tables[0]):
         assert tensor.dtype == torch.int32
-    for tensor in (inp.tokens, inp.positions, inp.ends, meta.slot_mapping):
+    for tensor in (inp.tokens, inp.positions, inp.ends, meta.slot_mappings[0]):
         assert tensor is not None and tensor.dtype == torch.int64
 
 
@@ -91,7 +91,7 @@ def test_slot_that_starts_over_has_an_empty_page_table() -> None:
     slots = make_slots()
     build(make_batch([2], [0], [6], [0] * 6, [2], [11, 12], [True], 0, start(2)), slots)
     inp = build(make_batch([2], [0], [5], [0] * 5, [2], [21, 22], [True], 0, start(2)), slots)
-    assert inp.meta.page_table.tolist() == [[21, 22]]
+    assert inp.meta.page_tables[0].tolist() == [[21, 22]]
 
 
 @settings(max_examples=80, deadline=None)
@@ -122,6 +122,6 @@ def test_every_token_is_written_behind_the_one_before_it(data: st.DataObject) ->
             for slot, first, q_len in zip(rows, starts, q_lens, strict=True)
             for position in range(first, first + q_len)
         ]
-        assert meta.slot_mapping.tolist() == wanted
+        assert meta.slot_mappings[0].tolist() == wanted
         for row, slot in enumerate(rows):
-            assert meta.page_table[row, : len(pages[slot])].tolist() == pages[slot]
+            assert meta.page_tables[0][row, : len(pages[slot])].tolist() == pages[slot]

@@ -45,12 +45,12 @@ class StrictModel:
         self.logit_calls: list[int] = []
 
     def __call__(self, inp: ModelInput) -> Tensor:
-        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mapping
+        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mappings[0]
         pool[slots // PAGE, slots % PAGE] = inp.tokens.to(pool.dtype)
         cells = pool.flatten()
         hidden: list[Tensor] = []
         for row, (q_len, kv_len) in enumerate(zip(inp.meta.q_lens, inp.meta.kv_lens, strict=True)):
-            pages = inp.meta.page_table[row].tolist()
+            pages = inp.meta.page_tables[0][row].tolist()
             held = cells.tolist()
             seen = [int(held[pages[p // PAGE] * PAGE + p % PAGE]) for p in range(kv_len)]
             for end in range(kv_len - q_len + 1, kv_len + 1):

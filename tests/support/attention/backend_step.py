@@ -43,8 +43,8 @@ def meta_of(case: OracleCase) -> AttentionMetadata:
     return AttentionMetadata(
         cu_seqlens_q=case.cu_seqlens_q,
         cache_seqlens=case.cache_seqlens,
-        page_table=case.page_table,
-        slot_mapping=case.slot_mapping,
+        page_tables=(case.page_table,),
+        slot_mappings=(case.slot_mapping,),
         max_seqlen_q=max(q_lens),
         decode_rows=decode_rows,
         q_lens=q_lens,

@@ -32,12 +32,12 @@ class RandomModel:
         self._table = torch.randn(1021, vocab, generator=noise) * 4
 
     def __call__(self, inp: ModelInput) -> Tensor:
-        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mapping
+        pool, slots = inp.kv.k[0, :, 0, :, 0], inp.meta.slot_mappings[0]
         pool[slots // PAGE, slots % PAGE] = inp.tokens.to(pool.dtype)
         cells, hidden = pool.flatten(), []
         for row, (q_len, kv_len) in enumerate(zip(inp.meta.q_lens, inp.meta.kv_lens, strict=True)):
             where = torch.arange(kv_len)
-            pages = inp.meta.page_table[row].long()
+            pages = inp.meta.page_tables[0][row].long()
             seen = cells[pages[where // PAGE] * PAGE + where % PAGE]
             hashed = (seen * (where % 31 + 7)).cumsum(0)[kv_len - q_len :]
             hidden.append(hashed)

@@ -93,8 +93,8 @@ def call_flash2(head_dim: int, kv_dtype: torch.dtype, q_len: int) -> None:
     meta = AttentionMetadata(
         cu_seqlens_q=tensor(ROWS + 1, dtype=INT32),
         cache_seqlens=tensor(ROWS, dtype=INT32),
-        page_table=step.table,
-        slot_mapping=tensor(TOKENS, dtype=torch.int64),
+        page_tables=(step.table,),
+        slot_mappings=(tensor(TOKENS, dtype=torch.int64),),
         max_seqlen_q=q_len,
         decode_rows=ROWS if q_len == 1 else 0,
         q_lens=(q_len,) * ROWS,

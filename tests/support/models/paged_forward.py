@@ -56,8 +56,8 @@ class PagedRow:
         meta = AttentionMetadata(
             cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=self.device),
             cache_seqlens=torch.tensor([end], dtype=torch.int32, device=self.device),
-            page_table=self.table,
-            slot_mapping=slots,
+            page_tables=(self.table,),
+            slot_mappings=(slots,),
             max_seqlen_q=count,
             decode_rows=int(count == 1),
             q_lens=(count,),
