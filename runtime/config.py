@@ -9,6 +9,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.kv_capacity import KVCapacity
 from runtime.memory_plan import MemoryPlan, remedies, size
 
 DeviceOption = Literal["auto", "cpu", "cuda"]
@@ -47,7 +48,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_batched_tokens: int = 0
     page_size: int = 16
     itl_target_ms: float = 0.0  # inter-token latency while other requests are prefilled
-    kv_tokens: int = 0  # capacity of the KV pool in tokens; 0: what the memory allows
+    kv_tokens: int = 0  # that KV pages of every layer hold; 0: what the memory allows
     gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it
     prefix_cache: bool = True
     threads: int = 0  # compute threads on a CPU
@@ -60,7 +61,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     model_type: str
     max_position: int
     vocab_size: int
-    kv_bytes_per_token: int
+    kv_bytes_per_token: int  # of a page: of as many layers as share one
+    group_windows: tuple[int, ...] = (0,)  # as in ResolvedConfig
 
 
 class ResolvedConfig(Struct, frozen=True, kw_only=True):
@@ -90,6 +92,13 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     def max_tokens_per_row(self) -> int:
         """Tokens of a decode row in a step: the last one, and those drafted after it."""
         return self.num_speculative_tokens + 1
+
+    @property
+    def kv_capacity(self) -> KVCapacity:
+        """How many pages a sequence needs."""
+        return KVCapacity.of(
+            self.page_size, self.group_windows, self.max_tokens_per_row, self.max_batched_tokens
+        )
 
     @property
     def num_groups(self) -> int:
@@ -148,12 +157,13 @@ def resolve(
     """
     max_num_seqs, max_batched_tokens = step_limits(requested, device, memory.free)
     max_len = requested.max_model_len or facts.max_position
+    capacity = KVCapacity.of(requested.page_size, facts.group_windows, 1, max_batched_tokens)
     num_pages = _num_pages(
         requested,
         memory,
+        capacity,
         page_bytes=requested.page_size * facts.kv_bytes_per_token,
-        # More pages than every slot at full length could use would only waste memory.
-        max_pages=max_num_seqs * -(-max_len // requested.page_size),
+        max_len=max_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
     )
@@ -164,7 +174,7 @@ def resolve(
         kv_dtype=kv_dtype,
         attention=attention,
         load_format=requested.load_format,
-        max_model_len=min(max_len, num_pages * requested.page_size),
+        max_model_len=capacity.longest(num_pages, max_len),
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
         page_size=requested.page_size,
@@ -173,6 +183,7 @@ def resolve(
         threads=threads,
         seed=requested.seed,
         itl_target_ms=requested.itl_target_ms,
+        group_windows=facts.group_windows,
     )
 
 
@@ -199,9 +210,10 @@ def step_limits(requested: EngineConfig, device: DeviceName, free: int) -> tuple
 def _num_pages(
     requested: EngineConfig,
     memory: MemoryPlan,
+    capacity: KVCapacity,
     *,
     page_bytes: int,
-    max_pages: int,
+    max_len: int,
     max_num_seqs: int,
     max_batched_tokens: int,
 ) -> int:
@@ -210,9 +222,10 @@ def _num_pages(
     Raises ConfigError if --kv-tokens does not fit, or cannot hold a request of --max-model-len.
     """
     available_pages = memory.for_kv // page_bytes
-    requested_pages = -(-requested.kv_tokens // requested.page_size)
-    min_pages = -(-(requested.max_model_len or 2) // requested.page_size)  # for one request
-    if requested_pages and requested_pages < min_pages:
+    groups = len(capacity.windows)
+    requested_pages = capacity.pages_of(requested.kv_tokens) * groups
+    min_pages = capacity.needed(requested.max_model_len or 2)  # for one request
+    if 0 < requested_pages < min_pages:
         raise ConfigError(
             f"--kv-tokens {requested.kv_tokens} is less than "
             f"--max-model-len {requested.max_model_len}, "
@@ -221,7 +234,7 @@ def _num_pages(
     if requested_pages > available_pages:
         raise ConfigError(
             f"--kv-tokens {requested.kv_tokens} needs {size(requested_pages * page_bytes)}: "
-            f"{memory.explain()}: ask for at most {available_pages * requested.page_size}"
+            f"{memory.explain()}: ask for at most {available_pages // groups * requested.page_size}"
         )
     if available_pages < min_pages:
         length = requested.max_model_len
@@ -232,9 +245,13 @@ def _num_pages(
             + remedies(
                 memory,
                 min_pages * page_bytes,
-                length_that_fits=available_pages * requested.page_size,
+                length_that_fits=capacity.longest(available_pages, max_len),
                 batched_tokens=max_batched_tokens,
                 max_num_seqs=max_num_seqs,
             )
         )
+    # More pages than every slot at full length could use, and the largest step besides, would only
+    # waste memory.
+    step_pages = capacity.pages_of(max_batched_tokens) * sum(map(bool, capacity.windows))
+    max_pages = max_num_seqs * capacity.needed(max_len) + 2 * step_pages
     return requested_pages or min(available_pages, max_pages)

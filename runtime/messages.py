@@ -14,6 +14,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from runtime.kv_capacity import KVCapacity
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 BACKGROUND = 2**31  # the priority of work that yields to all other; callers' own are lower
@@ -182,6 +184,7 @@ class Stats(Struct, frozen=True, array_like=True):
     graphs_captured_while_decoding: int = 0  # each would delay those rows: always 0
     step_predictions: int = 0  # steps whose time was predicted, and
     step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
+    group_pages_used: tuple[int, ...] = ()  # of `pages_used`, those of each group of layers
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -316,10 +319,22 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     memory: list[tuple[str, int]] = []  # how the device's memory is divided, in bytes
     phases: list[tuple[str, float]] = []  # of the startup, in seconds
     layers: list[str] = []  # how quantized linear layers run, a line for each kind
+    # Of each group of layers that share pages: the positions that a query sees, 0 for all.
+    group_windows: tuple[int, ...] = (0,)
+
+    @property
+    def kv_capacity(self) -> KVCapacity:
+        """How many pages a request needs."""
+        return KVCapacity.of(self.page_size, self.group_windows, 1, self.max_batched_tokens)
 
     @property
     def capacity_tokens(self) -> int:
-        return self.page_size * self.num_pages
+        """Tokens that the KV cache holds, in requests of the maximum length."""
+        return self.kv_capacity.tokens(self.num_pages, self.max_model_len)
+
+    def capacity_requests(self, length: int) -> float:
+        """Requests of this length that the KV cache holds."""
+        return self.kv_capacity.requests(self.num_pages, length)
 
 
 class EngineDown(Struct, frozen=True, array_like=True, tag="down"):

@@ -16,7 +16,16 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "runtime", "model_zoo", "attention")  # each may import those after it
 FOR_SERVER = {"runtime.messages", "runtime.config", "runtime.ipc.client"}
 # The folders and files of runtime/ that decide what runs, without tensors: the host side.
-HOST_SIDE = ("ipc", "scheduler", "grammar", "engine", "config", "memory_plan", "messages")
+HOST_SIDE = (
+    "ipc",
+    "scheduler",
+    "grammar",
+    "engine",
+    "config",
+    "kv_capacity",
+    "memory_plan",
+    "messages",
+)
 JOINT = "runtime.engine.process"  # which joins the two sides
 # What the device side, the rest of runtime/, knows of the host side: values, never decisions.
 FOR_DEVICE_SIDE = {

@@ -32,14 +32,14 @@ class VllmScheduler(Scheduler):
 class SglangScheduler(VllmScheduler):
     """Steps of prompts alone while there are any with room, then steps that only decode."""
 
-    def _step(self, background_preempted: bool) -> BatchBuilder:
+    def _step(self, background_preempted: bool, stuck: bool = False) -> BatchBuilder:
         requests = self.requests
         waiting = self.admission.candidates(background_preempted)
-        builder = BatchBuilder(NO_DECODE_ROWS)
+        builder = BatchBuilder(NO_DECODE_ROWS, requests.resolved.page_size)
         if waiting or requests.prefilling:
             self._schedule_prefills(builder, waiting)
         if not builder.num_rows:
-            return super()._step(background_preempted)
+            return super()._step(background_preempted, stuck)
         requests.num_steps += 1
         requests.num_rows += builder.num_rows
         return builder

@@ -297,4 +297,5 @@ class Engine:
             graphs_captured_while_decoding=self._captures_while_decoding,
             step_predictions=self.scheduler.times.num_predictions,
             step_prediction_error=self.scheduler.times.prediction_error,
+            group_pages_used=tuple(pool.used_by_group),
         )

@@ -82,7 +82,7 @@ class Observer:
             self._engine.stats(),
             states,
             waiting_states(requests),
-            page_map(requests.pool, [sequence.pages for sequence in sequences]),
+            page_map(requests.pool, [sequence.pages.held() for sequence in sequences]),
             step_samples(times),
             tuple(times.parts()),
             wave,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from runtime.messages import BACKGROUND
+from runtime.scheduler.kv_pages import Claim
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 
@@ -10,8 +11,9 @@ HELD_SECONDS = 1.0  # that a held request keeps its slot and pages while others 
 
 
 class Admission:
-    """All pages of the known tokens are allocated at admission, so only decoding can run out of
-    pages later.  No function iterates over the waiting queue beyond its front."""
+    """All pages of the known tokens are allocated or reserved at admission, those behind a window
+    excepted, so that decoding alone runs out of pages later.  No function iterates over the waiting
+    queue beyond its front."""
 
     def __init__(self, requests: RequestTable) -> None:
         self.prompt_tokens: int = 0  # computed or cached, of all that were admitted
@@ -43,7 +45,7 @@ class Admission:
         if self._blocked is None or self._blocked[0] is not head:
             return False
         releases = self._requests.pool.num_releases
-        return self._blocked[1] == releases or self._pages_for(head) is None
+        return self._blocked[1] == releases or self._claim(head) is None
 
     def candidates(self, background_preempted: bool) -> list[Sequence]:
         """The front of the waiting queue that may be admitted, in order."""
@@ -63,10 +65,11 @@ class Admission:
         requests = self._requests
         if not candidates or self._is_blocked(candidates[0]):
             return 0, 0
-        waiting, page_size = requests.waiting, requests.resolved.page_size
+        waiting, kv_pages = requests.waiting, requests.kv_pages
         count = min(waiting.num_admissible, requests.num_free_slots)
         tokens = waiting.num_tokens * count / waiting.num_admissible
-        tokens = min(tokens * requests.mix.computed_share, requests.pool.num_free * page_size)
+        room = requests.pool.num_available // kv_pages.num_groups * requests.resolved.page_size
+        tokens = min(tokens * requests.mix.computed_share, room)
         return count, max(int(tokens), 1)
 
     def try_admit(self, sequence: Sequence) -> bool:
@@ -75,14 +78,15 @@ class Admission:
         if requests.full or sequence.finish is not None or self._is_blocked(sequence):
             return False
         try:
-            pages = self._claim_pages(sequence)
+            assert not sequence.has_unread_row
+            claim = self._claim(sequence)
         except Exception as error:
             requests.finish_failed(sequence, error)
             return False
-        if pages is None:
+        if claim is None:
             self._blocked = (sequence, requests.pool.num_releases)
             return False
-        requests.admit(sequence, pages)
+        requests.admit(sequence, claim)
         if not sequence.first_output_sent:
             sequence.prompt_scores = None
         if not sequence.first_scheduled_at:
@@ -102,30 +106,7 @@ class Admission:
         unchanged = releases == self._requests.pool.num_releases
         return unchanged and blocked.priority_key <= sequence.priority_key
 
-    def _claim_pages(self, sequence: Sequence) -> list[int] | None:
-        """Pages for all known tokens, cached ones shared; None if too few are free."""
-        assert not sequence.has_unread_row
-        found = self._pages_for(sequence)
-        if found is None:
-            return None
-        hits, missing = found
-        pool, page_size = self._requests.pool, self._requests.resolved.page_size
-        pool.share(hits)
-        sequence.num_computed_tokens = len(hits) * page_size
-        return hits + pool.allocate(missing)
-
-    def _pages_for(self, sequence: Sequence) -> tuple[list[int], int] | None:
-        """The cached pages, and how many new ones it needs; None if too few are free."""
-        requests = self._requests
-        pool, page_size = requests.pool, requests.resolved.page_size
-        hits: list[int] = []
-        if requests.resolved.prefix_cache and sequence.may_use_prefix_cache:
-            hashes = sequence.hash_pages(page_size)
-            # At least one token is computed: without it there would be no logits to sample from.
-            hits = pool.lookup(hashes[: (len(sequence.tokens) - 1) // page_size])
-        missing = -(-len(sequence.tokens) // page_size) - len(hits)
-        # Each running sequence may need pages soon: admission must not lead to preemption.
-        soon = requests.num_running * -(-requests.resolved.max_tokens_per_row // page_size)
-        if missing + pool.count_free(hits) + soon > pool.num_free:
-            return None
-        return hits, missing
+    def _claim(self, sequence: Sequence) -> Claim | None:
+        """What it can have, cached pages shared; None if too few are free."""
+        # Admission must not lead to preemption.
+        return self._requests.kv_pages.claim(sequence, self._requests.pages_soon)

@@ -42,7 +42,8 @@ class Committer:
     def __init__(self, requests: RequestTable) -> None:
         self.generated_tokens = 0
         self._requests = requests
-        self._pool = requests.pool
+        self._kv_pages, self._pool = requests.kv_pages, requests.pool
+        self._has_windows = requests.kv_pages.capacity.has_windows
         self._page_size = requests.resolved.page_size
         self._prefix_cache = requests.resolved.prefix_cache
 
@@ -53,6 +54,7 @@ class Committer:
 
         Returns the tokens of plain rows; the outputs of the others are in RequestTable.outputs.
         """
+        self._requests.num_commits += 1
         columns = NO_TOKEN_COLUMNS
         first_columns: dict[int, int] = {}
         if scheduler_output.batch.decode_rows:
@@ -97,6 +99,7 @@ class Committer:
             for sequence, content in full:
                 try:
                     self._cache_page(sequence, content)
+                    self._release_behind_window(sequence, len(sequence.tokens))
                 except Exception as error:
                     self._requests.finish_failed(sequence, error)
             if irregular:
@@ -115,8 +118,7 @@ class Committer:
         if not self._prefix_cache:
             return
         if sequence.hash_page(content, self._page_size):
-            hashes = sequence.hashes
-            self._pool.cache_page(sequence.pages[len(hashes) - 1], hashes[-1])
+            self._kv_pages.cache_page(sequence, len(sequence.hashes) - 1)
         else:
             written = len(sequence.tokens)
             self._cache_pages(sequence, written - 1, written)
@@ -125,10 +127,18 @@ class Committer:
         """Cache the pages that positions start .. end - 1, just written, have filled."""
         page_size = self._page_size
         # A sequence that was preempted in the meantime has no pages.
-        if end % page_size < end - start and self._prefix_cache and sequence.pages:
-            hashes = sequence.hash_pages(page_size)
+        if end % page_size < end - start and self._prefix_cache and sequence.slot >= 0:
+            sequence.hash_pages(page_size)
             for index in range(start // page_size, end // page_size):
-                self._pool.cache_page(sequence.pages[index], hashes[index])
+                self._kv_pages.cache_page(sequence, index)
+
+    def _release_behind_window(self, sequence: Sequence, known: int) -> None:
+        """Free the pages that no query sees once `known` tokens are.
+
+        The newest of these may be computed again, by a row whose mask was late.
+        """
+        if self._has_windows and sequence.slot >= 0:
+            self._kv_pages.release_behind_window(sequence, known - 1)
 
     def _commit_row(
         self,
@@ -149,6 +159,7 @@ class Committer:
         if row >= batch.decode_rows:
             start, end = int(batch.starts[row]), int(batch.starts[row] + batch.q_lens[row])
         self._cache_pages(sequence, start, end)
+        self._release_behind_window(sequence, end)
         if not batch.sample[row]:
             if row in model_output.embeddings:
                 embedding = model_output.embeddings[row]
@@ -202,7 +213,7 @@ class Committer:
         error = model_output.errors.get(row)
         if error is not None:
             # The cause may be the content of its pages: no other request may hit them.
-            self._pool.evict(sequence.pages)
+            self._pool.evict(sequence.pages.held())
             self._requests.finish(sequence, finish_output(sequence, "error", error=error))
             return True
         scores = model_output.prompt_logprobs[row] if model_output.prompt_logprobs else None

@@ -44,8 +44,8 @@ class DecodeRows(NamedTuple):
     starts: Int64Array  # the largest possible: drafts of the row before may be refused
     q_lens: Int64Array
     num_tokens: int  # the sum of q_lens
-    new_page_rows: Int64Array  # rows that get new pages, once for each, and
-    new_pages: list[int]  # these pages
+    new_page_rows: Int64Array  # rows that get a page in each group, once for each, and
+    new_pages: list[int]  # these pages, those of all groups side by side
 
     @property
     def slots(self) -> Int64Array:
@@ -70,7 +70,7 @@ class DecodeColumns:
                          in flight counts as if all of its drafts were accepted
     kv_limit             its largest value: no position is written for the last token
     max_drafts           of a row, after its last token
-    page_room            positions that the pages of the sequence hold
+    page_room            positions that the page tables of the sequence reach, in each group
     schedule_check_at    from this num_computed_tokens on, a row with max_drafts reaches beyond
                          kv_limit or page_room
     known                tokens known on the host
@@ -92,7 +92,7 @@ class DecodeColumns:
         self._kv_limit, self._page_room, self._max_drafts = column(), column(), column()
         self.known, self._commit_check_at = column(), column()
         self._recent = np.zeros((num_slots, page_size), dtype=np.int32)
-        self._page_size = page_size
+        self._page_size, self._num_groups = page_size, resolved.num_groups
         self._num_drafts = resolved.num_speculative_tokens
         self._vocab_size = vocab_size
         self._stop_id_counts: Counter[int] = Counter()  # token id -> sequences that stop at it
@@ -122,7 +122,7 @@ class DecodeColumns:
         # The mask of a token depends on those before it, so there is none for drafts.
         constrained = bool(sequence.request.params.grammar)
         self._max_drafts[slot] = 0 if constrained else self._num_drafts
-        self._page_room[slot] = len(sequence.pages) * self._page_size
+        self._page_room[slot] = len(sequence.pages.tables[0]) * self._page_size
         self._set_schedule_check(slot)
         self.sync_tokens(sequence)
         self._stop_id_counts.update(sequence.stop_ids)
@@ -210,7 +210,8 @@ class DecodeColumns:
         )
 
     def schedule_rows(self, rows: DecodeRows, pages: list[int]) -> None:
-        """Schedule the rows of select_rows(), with a page for each of their `new_page_rows`."""
+        """Schedule the rows of select_rows(), with a page of each group for each of their
+        `new_page_rows`."""
         self._num_computed_tokens[rows.slots] = rows.starts + rows.q_lens
         if not pages:
             return
@@ -218,8 +219,10 @@ class DecodeColumns:
         slots = rows.slots[rows.new_page_rows]
         np.add.at(self._page_room, slots, self._page_size)
         self._set_schedule_check(slots)
-        for sequence, page in zip(self._at(slots), pages, strict=True):
-            sequence.pages.append(page)
+        groups = self._num_groups
+        for index, sequence in enumerate(self._at(slots)):
+            sequence.pages.append(pages[index * groups : (index + 1) * groups])
+            sequence.pages.num_sent += 1
 
     # Committing its results.
 
@@ -292,7 +295,8 @@ class DecodeColumns:
             assert (sequence.slot, sequence.arrival_index) == (slot, self._arrival_index[slot])
             known = len(sequence.tokens)
             assert 0 <= self.known[slot] - known <= self._page_size
-            assert self._page_room[slot] == len(sequence.pages) * self._page_size
+            for table in sequence.pages.tables:
+                assert self._page_room[slot] == len(table) * self._page_size
             assert self.known[slot] - 1 <= self._num_computed_tokens[slot] <= self._page_room[slot]
         stop_ids = {token for sequence in self.all() for token in sequence.stop_ids}
         assert set(self._is_stop_id[:-1].nonzero()[0].tolist()) == stop_ids

@@ -2,7 +2,8 @@
 
 The hash of a full page covers its tokens and everything before them, so a chain of hashes finds a
 cached prefix: no tree, no eviction pass.  A free page keeps its content and its hash until it is
-allocated again, the least recently released first.
+allocated again, the least recently released first.  A page belongs to one group of layers at a
+time, and each group finds its own pages by the hashes that all groups share.
 """
 
 from __future__ import annotations
@@ -45,30 +46,47 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
 
 
 class PagePool:
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, num_groups: int = 1) -> None:
+        """num_groups: of layers, that each have pages of their own."""
         self.num_pages = num_pages
         self.num_free = num_pages
+        self.num_reserved = 0  # free pages that sequences which prefill can count on
         self.num_releases = 0  # a caller that waits for pages retries once it has changed
+        self.used_by_group = [0] * num_groups  # pages with a reference
+        self._group_of = [0] * num_pages  # since it was allocated last
         self._references = [0] * num_pages
         # In the order of allocation: empty pages, then the least recently released.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
-        self._page_of: dict[PageHash, int] = {}
-        self._hash_of: dict[int, PageHash] = {}
+        self._page_of: list[dict[PageHash, int]] = [{} for _ in range(num_groups)]
+        self._hash_of: dict[int, tuple[int, PageHash]] = {}  # group and hash
 
     @property
     def num_used(self) -> int:
         return self.num_pages - self.num_free
 
     @property
+    def num_available(self) -> int:
+        """Free pages that are not reserved."""
+        return self.num_free - self.num_reserved
+
+    @property
     def cached_pages(self) -> Collection[int]:
-        """The pages that lookup() may find, free ones included."""
+        """The pages that find() may find, free ones included."""
         return self._hash_of.keys()
 
-    def lookup(self, hashes: Iterable[PageHash]) -> list[int]:
-        """The pages of the longest cached prefix of the chain; no reference is added."""
+    def find(self, group: int, page_hash: PageHash) -> int | None:
+        """The cached page of a group with this hash; no reference is added."""
+        return self._page_of[group].get(page_hash)
+
+    def found(self, group: int, hashes: Iterable[PageHash]) -> list[int]:
+        """The cached pages with these hashes, all of which are cached."""
+        return list(map(self._page_of[group].__getitem__, hashes))
+
+    def lookup(self, hashes: Iterable[PageHash], group: int = 0) -> list[int]:
+        """The pages of the longest cached prefix of the chain in a group; no reference is added."""
         pages: list[int] = []
         for page_hash in hashes:
-            page = self._page_of.get(page_hash)
+            page = self._page_of[group].get(page_hash)
             if page is None:
                 break
             pages.append(page)
@@ -85,52 +103,62 @@ class PagePool:
             if self._references[page] == 0:
                 del self._free[page]
                 self.num_free -= 1
+                self.used_by_group[self._group_of[page]] += 1
             self._references[page] += 1
 
-    def allocate(self, count: int) -> list[int]:
-        """`count` pages to write to, evicted from the cache.  The caller has checked num_free."""
+    def allocate(self, count: int, group: int = 0) -> list[int]:
+        """`count` pages for a group to write to, evicted from the cache.
+
+        The caller has checked num_free.
+        """
         pages: list[int] = []
         self.num_free -= count
+        self.used_by_group[group] += count
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
-            page_hash = self._hash_of.pop(page, None)
-            if page_hash is not None:
-                del self._page_of[page_hash]
+            self._forget(page)
             self._references[page] = 1
+            self._group_of[page] = group
             pages.append(page)
         return pages
 
-    def release(self, pages: list[int]) -> None:
+    def release(self, pages: list[int], *, oldest_first: bool = False) -> None:
         """Drop a reference to each page.
 
         The end of a chain cannot be hit without its beginning, hence it is reused first.
+        oldest_first: its beginning is, because a window does not need it.
         """
         self.num_releases += 1
-        for page in reversed(pages):
+        for page in pages if oldest_first else reversed(pages):
             self._references[page] -= 1
             assert self._references[page] >= 0, f"page {page} was released twice"
             if self._references[page] == 0:
                 self.num_free += 1
+                self.used_by_group[self._group_of[page]] -= 1
                 self._free[page] = None
                 if page not in self._hash_of:
                     self._free.move_to_end(page, last=False)
 
-    def cache_page(self, page: int, page_hash: PageHash) -> None:
-        """Let lookup() find the page, which is full and written.
+    def cache_page(self, page: int, page_hash: PageHash, group: int = 0) -> None:
+        """Let find() find the page of a group, which is full and written.
 
         If two sequences computed the same content at the same time, the first page is kept.
         """
         assert self._references[page] > 0, f"page {page} is not in use"
-        if page_hash not in self._page_of and page not in self._hash_of:
-            self._page_of[page_hash] = page
-            self._hash_of[page] = page_hash
+        if page_hash not in self._page_of[group] and page not in self._hash_of:
+            self._page_of[group][page_hash] = page
+            self._hash_of[page] = group, page_hash
 
     def evict(self, pages: Iterable[int]) -> None:
-        """Let lookup() no longer find these pages: their content may be invalid."""
+        """Let find() no longer find these pages: their content may be invalid."""
         for page in pages:
-            page_hash = self._hash_of.pop(page, None)
-            if page_hash is not None:
-                del self._page_of[page_hash]
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        group_and_hash = self._hash_of.pop(page, None)
+        if group_and_hash is not None:
+            group, page_hash = group_and_hash
+            del self._page_of[group][page_hash]
 
     def check_integrity(self, holders: Iterable[list[int]] = ()) -> None:
         """Assert that the records agree with each other and with the page lists of all holders."""
@@ -143,5 +171,13 @@ class PagePool:
         unused = {page for page, count in enumerate(self._references) if count == 0}
         assert unused == set(self._free), "a page is free if and only if it has no reference"
         assert len(unused) == self.num_free
-        inverse = {page: page_hash for page_hash, page in self._page_of.items()}
+        used = [self._group_of[page] for page, count in enumerate(self._references) if count]
+        assert self.used_by_group == [used.count(group) for group in range(len(self._page_of))]
+        assert all(self._group_of[page] == group for page, (group, _) in self._hash_of.items())
+        inverse = {
+            page: (group, page_hash)
+            for group, pages in enumerate(self._page_of)
+            for page_hash, page in pages.items()
+        }
+        assert len(inverse) == sum(map(len, self._page_of)), "a page belongs to two groups"
         assert inverse == self._hash_of, "every cached page has one hash, and every hash one page"

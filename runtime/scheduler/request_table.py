@@ -16,7 +16,7 @@ from runtime.config import ResolvedConfig
 from runtime.messages import BACKGROUND, EngineRequest, FinishReason, RequestOutput, TokenLogprob
 from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
-from runtime.scheduler.page_pool import PagePool
+from runtime.scheduler.kv_pages import Claim, KVPages
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.waiting_queue import WaitingQueue, validation_error
 
@@ -35,7 +35,8 @@ class RequestTable:
         self.resolved = resolved
         self.vocab_size = vocab_size
         self.clock = clock
-        self.pool = PagePool(resolved.num_pages)
+        self.kv_pages = KVPages(resolved)
+        self.pool = self.kv_pages.pool
         self.mix = RequestMix()
         self.live: dict[int, Sequence] = {}  # by request id: those that wait or have a slot
         self.waiting = WaitingQueue()
@@ -46,6 +47,7 @@ class RequestTable:
         self.num_preemptions = 0
         self.num_steps = 0
         self.num_rows = 0  # of all steps
+        self.num_commits = 0  # steps whose results have been read
         self.outputs: list[RequestOutput] = []  # not delivered yet
         self._free_slots = list(range(resolved.max_num_seqs - 1, -1, -1))
         self._arrivals = 0
@@ -124,6 +126,17 @@ class RequestTable:
         return len(self.prefilling) + len(self.decoding.slots)
 
     @property
+    def pages_soon(self) -> int:
+        """Pages that the running sequences may need in the next step, for a row each."""
+        pages = self.kv_pages.capacity.pages_of(self.resolved.max_tokens_per_row)
+        return self.num_running * pages * self.kv_pages.num_groups
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        """Whether a step has been scheduled whose results have not been read."""
+        return self.num_steps > self.num_commits
+
+    @property
     def full(self) -> bool:
         """Whether every slot is taken."""
         return not self._free_slots
@@ -135,12 +148,12 @@ class RequestTable:
     def running(self) -> list[Sequence]:
         return [*self.decoding.all(), *self.prefilling.values()]
 
-    def admit(self, sequence: Sequence, pages: list[int]) -> None:
-        """Move a sequence of the queue's front into a free slot, with pages for its tokens."""
+    def admit(self, sequence: Sequence, claim: Claim) -> None:
+        """Move a sequence of the queue's front into a free slot, with the pages it has claimed."""
         self.waiting.remove(sequence)
         sequence.slot = self._free_slots.pop()
         sequence.needs_slot_init = True
-        sequence.pages = pages
+        self.kv_pages.take(sequence, claim)
         if sequence.steps_at_admission is None:
             sequence.steps_at_admission = (self.num_steps, self.num_rows)
         self.prefilling[sequence.request_id] = sequence
@@ -149,6 +162,7 @@ class RequestTable:
     def start_decoding(self, sequence: Sequence) -> None:
         """All its known tokens are scheduled: from now on it decodes."""
         del self.prefilling[sequence.request_id]
+        self.kv_pages.end_prefill(sequence)
         self.decoding.add_sequence(sequence)
         self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens)
 
@@ -207,8 +221,7 @@ class RequestTable:
         self.num_background -= sequence.request.priority >= BACKGROUND
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
-        self.pool.release(sequence.pages)
-        sequence.pages = []
+        self.kv_pages.release_all(sequence)
 
     def check_integrity(self) -> None:
         """Assert that pages, slots and the lists of sequences agree.  For tests: it is slow."""
@@ -221,7 +234,8 @@ class RequestTable:
         assert len(background) == self.num_background
         self.decoding.check_integrity()
         self.waiting.check_integrity()
-        self.pool.check_integrity([one.pages for one in running])
+        self.pool.check_integrity([one.pages.held() for one in running])
+        assert sum(one.pages.reserved for one in running) == self.pool.num_reserved
         assert len(running) + self.waiting.count == len(self.live)
 
 

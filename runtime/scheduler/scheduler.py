@@ -90,23 +90,31 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput | None:
         """The next step, or None if nothing can be done before a commit or a new request."""
-        background_preempted = False
+        background_preempted = stuck = False
         while True:
             preempted = bool(self.requests.waiting.count) and self.admission.preempt_for_head()
             background_preempted = background_preempted or preempted
-            builder = self._step(background_preempted)
-            if builder.num_rows or not preempted:
-                return builder.build() if builder.num_rows else None
+            builder = self._step(background_preempted, stuck)
+            if builder.num_rows:
+                return builder.build()
+            stuck = builder.lacks_pages and not self.requests.has_step_in_flight
+            if stuck:  # prompts alone hold all pages, and none of them has enough for a token
+                self._preempt_lowest()
+            elif not preempted:
+                return None
 
-    def _step(self, background_preempted: bool) -> BatchBuilder:
-        """`background_preempted`: a sequence just yielded, so background work is not admitted."""
+    def _step(self, background_preempted: bool, stuck: bool) -> BatchBuilder:
+        """`background_preempted`: a sequence just yielded, so background work is not admitted.
+
+        stuck: one was preempted so that others can go on, so none is admitted.
+        """
         requests = self.requests
         preemptions = requests.num_preemptions
-        builder = BatchBuilder(self._decode())
+        builder = BatchBuilder(self._decode(), requests.resolved.page_size)
         waiting: list[Sequence] = []
         # A sequence preempted in this step may have a row in the step in flight: it is admitted
         # again after the commit of that row.
-        if requests.waiting.count and preemptions == requests.num_preemptions:
+        if requests.waiting.count and preemptions == requests.num_preemptions and not stuck:
             waiting = self.admission.candidates(background_preempted)
         if waiting or requests.prefilling:
             self._schedule_prefills(builder, waiting)
@@ -121,14 +129,20 @@ class Scheduler:
         while len(decoding.slots):
             for tokens_per_row in self._tokens_per_row:
                 rows = decoding.select_rows(requests.resolved.max_batched_tokens, tokens_per_row)
-                num_pages = len(rows.new_page_rows)
-                if num_pages <= requests.pool.num_free:
-                    pages = requests.pool.allocate(num_pages) if num_pages else []
+                count, kv_pages = len(rows.new_page_rows), requests.kv_pages
+                if not count or count * kv_pages.num_groups <= requests.pool.num_available:
+                    pages = kv_pages.allocate_for_rows(count) if count else []
                     decoding.schedule_rows(rows, pages)
                     return rows
-            assert requests.num_running > 1, "one sequence alone always has enough pages"
-            requests.preempt(requests.longest_held() or requests.lowest_priority())
+            if requests.num_running == 1 and requests.has_step_in_flight:
+                break  # its prompt's last chunk: the commit frees pages behind windows
+            self._preempt_lowest()
         return NO_DECODE_ROWS
+
+    def _preempt_lowest(self) -> None:
+        requests = self.requests
+        assert requests.num_running > 1, "one sequence alone always has enough pages"
+        requests.preempt(requests.longest_held() or requests.lowest_priority())
 
     def _schedule_prefills(self, builder: BatchBuilder, waiting: list[Sequence]) -> None:
         """Add chunks of prefill up to the token budget; admits some of `waiting`.
@@ -155,6 +169,11 @@ class Scheduler:
                 continue
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
                 count = min(sequence.num_new_tokens, budget - reserved)
+                spare = self.requests.pages_soon
+                count = self.requests.kv_pages.extend_for_chunk(sequence, count, spare)
+                if count <= 0:
+                    builder.lacks_pages = True
+                    continue
                 budget -= count
                 if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
                     sequence.note_event(now, count)
@@ -199,8 +218,8 @@ def _shortest_first(sequence: Sequence) -> tuple[int, int, int]:
 class BatchBuilder:
     """The rows of one step: all decode rows at once, then chunks of prefill one by one."""
 
-    def __init__(self, decoding: DecodeRows) -> None:
-        self.decoding = decoding
+    def __init__(self, decoding: DecodeRows, page_size: int) -> None:
+        self.decoding, self._page_size = decoding, page_size
         self.decode_rows = len(decoding.slots)
         self.prefilling: list[Sequence] = []
         self.slots: list[int] = []
@@ -211,6 +230,7 @@ class BatchBuilder:
         self.new_pages: list[int] = []
         self.sample: list[bool] = []
         self.new_rows: list[NewRow] = []
+        self.lacks_pages = False  # a chunk was left out for which there was no page
         self.kv_tokens = int(np.add.reduce(decoding.starts))  # read by the decode rows
         self.pairs = 0.0  # query-key pairs of the prefill tokens
 
@@ -221,21 +241,24 @@ class BatchBuilder:
     def add_prefill(self, sequence: Sequence, count: int) -> bool:
         """Add a row of `count` known tokens.  True if this completes the prefill.
 
-        The first row since the sequence was admitted, or held, resets its slot and sends its pages.
+        The first row since the sequence was admitted, or held, resets its slot; each row sends the
+        pages up to its end that the device does not have.
         """
-        new_pages: list[int] = []
+        pages, start = sequence.pages, sequence.num_computed_tokens
         if sequence.needs_slot_init:
             sequence.needs_slot_init = False
+            pages.num_sent = 0
             self.init_slot(sequence)
-            new_pages = sequence.pages
-        prefill_done = count == sequence.num_new_tokens
-        start = sequence.num_computed_tokens
+        num_sent, prefill_done = pages.num_sent, count == sequence.num_new_tokens
+        # A held sequence may have pages for more than its known tokens: it decodes from here on.
+        end = -(-(start + count) // self._page_size)
+        new_pages = pages.unsent(len(pages.tables[0]) if prefill_done else end)
         self.prefilling.append(sequence)
         self.slots.append(sequence.slot)
         self.starts.append(start)
         self.q_lens.append(count)
         self.tokens += sequence.tokens[start : start + count]
-        self.num_new_pages.append(len(new_pages))
+        self.num_new_pages.append(pages.num_sent - num_sent)
         self.new_pages += new_pages
         self.sample.append(prefill_done and sequence.request.params.pooling is None)
         self.pairs += count * (start + count / 2)

@@ -6,6 +6,7 @@ from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from runtime.messages import EngineRequest, FinishReason, SequenceEvent, TokenLogprob
 from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page_hash
+from runtime.scheduler.sequence_pages import SequencePages
 
 MAX_EVENTS = 256  # of one sequence: enough for a prompt of a million tokens in chunks of 4096
 
@@ -18,7 +19,7 @@ class Sequence:
     num_computed_tokens  positions of the KV cache that are written or queued to be, during prefill
     has_unread_row       of a preempted sequence: a step in flight samples for it, and the number of
                          tokens is unknown until it is committed
-    pages                hold positions 0 .. len(pages) * page_size - 1; empty while it waits
+    pages                of the positions that are written or will be next; empty while it waits
 
     What changes with each token of a decoding sequence is in decode_columns.py.
     """
@@ -40,7 +41,7 @@ class Sequence:
     slot: int = -1  # none
     needs_slot_init: bool = False  # its next row resets the slot and sends all its pages
     held_since: float | None = None  # it waits for a mask and gets no row and no new slot
-    pages: list[int] = field(default_factory=list[int])
+    pages: SequencePages = field(default_factory=lambda: SequencePages(1))
     num_waiting_tokens: int = 0  # len(tokens) when it entered the waiting queue
     finish: FinishReason | None = None
     first_output_sent: bool = False

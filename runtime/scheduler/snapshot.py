@@ -55,7 +55,7 @@ def _state(sequence: Sequence, state: str, computed: int, known: int) -> Sequenc
         sequence.num_cached_tokens,
         computed,
         known,
-        len(sequence.pages),
+        sequence.pages.num_held,
         sequence.preemptions,
         sequence.events,
     )

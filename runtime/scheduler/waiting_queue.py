@@ -137,10 +137,10 @@ def validation_error(
         )
     # The last token of an answer has no KV position.
     longest = min(len(tokens) + params.max_tokens, resolved.max_model_len) - (not pooled)
-    capacity = resolved.num_pages * resolved.page_size
-    if longest > capacity:
+    if resolved.kv_capacity.needed(longest) > resolved.num_pages:
+        capacity = resolved.kv_capacity.longest(resolved.num_pages, resolved.max_model_len)
         return (
             f"prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}: the KV cache "
-            f"holds {capacity} tokens: shorten the prompt or lower max_tokens"
+            f"holds {capacity} tokens of one request: shorten the prompt or lower max_tokens"
         )
     return None

@@ -41,7 +41,7 @@ from runtime.startup.device import (
     is_out_of_memory,
     keep_freed_memory,
 )
-from runtime.startup.memory_estimate import copy_bytes, facts_of, weight_bytes
+from runtime.startup.memory_estimate import copy_bytes, facts_of, layout_of, weight_bytes
 
 if TYPE_CHECKING:
     from runtime.cuda_graph.executor import GraphExecutor
@@ -93,7 +93,7 @@ class EngineSpec:
         """The configuration with all sizes, for this plan.  Raises ConfigError."""
         resolved = resolve(
             self.requested,
-            facts_of(self.config, self.kv_dtype),
+            facts_of(self.config, self.kv_dtype, self.requested.max_model_len),
             device="cuda" if self.on_gpu else "cpu",
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
@@ -157,7 +157,7 @@ class EngineSpec:
 
     def kv_pool(self, pages: int, resolved: ResolvedConfig) -> KVPool:
         return KVPool.allocate(
-            layers=self.config.num_layers,
+            layers=layout_of(self.config, self.requested.max_model_len),
             pages=pages,
             kv_heads=self.config.num_kv_heads,
             page_size=resolved.page_size,
@@ -231,5 +231,10 @@ def choose_attention(
     )
     name = requested_attention(requested, machine.capability)
     choice = dispatch(machine, name, shape, requested.split_planner)
-    check(requested, facts_of(config, kv_dtype), choice.backend, choice.max_rows)
+    check(
+        requested,
+        facts_of(config, kv_dtype, requested.max_model_len),
+        choice.backend,
+        choice.max_rows,
+    )
     return shape, choice

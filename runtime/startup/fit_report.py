@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from runtime.config import (
     DeviceName,
     DTypeName,
     EngineConfig,
+    KVDTypeName,
     ResolvedConfig,
     resolve,
     step_limits,
@@ -35,6 +37,7 @@ from runtime.config import (
 from runtime.memory_plan import MemoryPlan, size
 from runtime.startup.device import (
     DTYPES,
+    KV_DTYPES,
     choose_device,
     choose_dtype,
     choose_kv_dtype,
@@ -49,6 +52,7 @@ from runtime.startup.memory_estimate import (
     cpu_memory_plan,
     estimate,
     facts_of,
+    layout_of,
     weight_bytes,
 )
 
@@ -105,7 +109,13 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
     longest = requested.max_model_len or config.max_position
     if requested.kv_tokens:
         longest = min(longest, requested.kv_tokens + requested.page_size)
-    steps = StepSizes(tokens=tokens, rows=rows, max_len=longest, page_size=requested.page_size)
+    steps = StepSizes(
+        tokens=tokens,
+        rows=rows,
+        max_len=longest,
+        page_size=requested.page_size,
+        num_groups=len(layout_of(config, requested.max_model_len).groups),
+    )
     return estimate(
         config,
         dtype,
@@ -123,7 +133,7 @@ def resolve_config(
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     return resolve(
         requested,
-        facts_of(config, kv_dtype),
+        facts_of(config, kv_dtype, requested.max_model_len),
         device=target.kind,
         dtype=target.dtype,
         kv_dtype=kv_dtype,
@@ -138,7 +148,8 @@ def report(query: FitQuery) -> str:
     requested = query.config
     config = read_config(Path(requested.model))
     target = target_device(query, config)
-    facts = facts_of(config, choose_kv_dtype(requested.kv_dtype, target.dtype))
+    kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
+    facts = facts_of(config, kv_dtype, requested.max_model_len)
     machine = CARD if query.card else Machine.of(choose_device(requested.device))
     choose_attention(requested, config, target.dtype, machine)
     plan = memory_plan(requested, config, target)
@@ -149,8 +160,7 @@ def report(query: FitQuery) -> str:
         print("\n".join([*_head(config, target, requested), *parts]))
         raise error
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
-    each = size(facts.kv_bytes_per_token)
-    parts.append(_line("KV", size(kv), f"{each} a token in {resolved.kv_dtype}; all that remains"))
+    parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; all that remains"))
     if target.kind == "cuda":
         parts.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
     lines = [*_head(config, target, requested), *_bar(plan, kv, config, target), *parts]
@@ -167,7 +177,7 @@ def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) ->
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
     share = "" if target.kind == "cuda" else "half of "
     return [
-        f"{config.model_type}: {number} parameters, {config.num_layers} layers, "
+        f"{config.model_type}: {number} parameters, {_layer_kinds(config)}, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
         f"{target.name}: {size(target.free)} free; --gpu-memory "
         f"{requested.gpu_memory:g} of {share}it "
@@ -231,6 +241,12 @@ def _layers(query: FitQuery, dtype: DTypeName) -> CheckpointLayers:
         return layers_of(replace(query.config, load_format="dummy"), packs=packs)
 
 
+def _layer_kinds(config: ModelConfig) -> str:
+    counts = Counter(spec.window for spec in config.attention_specs if spec.window)
+    windows = [f"{count} with a window of {window:,}" for window, count in sorted(counts.items())]
+    return ", ".join([f"{config.num_layers} layers", *windows])
+
+
 def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:
     others = [
         f"{size(weight_bytes(config, DTYPES[name]))} in {name}"
@@ -257,10 +273,21 @@ def _line(name: str, amount: str, why: str) -> str:
     return f"  {name:<11} {amount:>11}   {why}".rstrip()
 
 
+def _token_bytes(config: ModelConfig, kv_dtype: KVDTypeName) -> str:
+    """The KV of a token, and how much of it only the last positions have."""
+    each, specs = config.kv_bytes_per_token(KV_DTYPES[kv_dtype].itemsize), config.attention_specs
+    within = sum(1 for spec in specs if spec.window) * each // len(specs)
+    windows = f", {size(within)} of it only within a window" if within else ""
+    return f"{size(each)} a token in {kv_dtype}{windows}"
+
+
 def _fits(resolved: ResolvedConfig) -> list[str]:
-    tokens, longest = resolved.num_pages * resolved.page_size, resolved.max_model_len
+    longest, capacity, pages = resolved.max_model_len, resolved.kv_capacity, resolved.num_pages
+    tokens = capacity.tokens(pages, longest)
     lengths = [length for length in LENGTHS if length < longest]
-    requests = [f"{tokens / length:,.1f} of {length:,}" for length in [*lengths, longest]]
+    requests = [
+        f"{capacity.requests(pages, length):,.1f} of {length:,}" for length in [*lengths, longest]
+    ]
     return [
         f"KV holds {tokens:,} tokens, enough for this many requests: {', '.join(requests)}",
         f"limits: {longest:,} tokens a request, {resolved.max_num_seqs} running, "
@@ -287,7 +314,8 @@ def _changes(
     for name, changed in tried.items():
         other = resolve_config(changed, config, target)
         if other.num_pages > MIN_GAIN * resolved.num_pages:
-            lines.append(f"  with {name}: {other.num_pages * other.page_size:,} tokens")
+            tokens = other.kv_capacity.tokens(other.num_pages, other.max_model_len)
+            lines.append(f"  with {name}: {tokens:,} tokens")
     return lines
 
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from model_zoo.config import ModelConfig
+from attention.kv_groups import KVLayout, UnequalLayers, kv_layout
+from model_zoo.config import ModelConfig, ModelError
 from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.registry import build
@@ -22,7 +23,7 @@ from runtime.startup.device import KV_DTYPES
 MIB = 2**20
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: other programs need memory, too
 CONTEXT_BYTES = 560 * MIB  # of a GPU, taken by the CUDA context
-PLANNER_BYTES = 12 * MIB  # the attention planner's plans and buffers
+PLANNER_BYTES = 12 * MIB  # the attention planner's plans and buffers, for each window
 GRAPH_BYTES = MIB // 2  # of a further CUDA graph ...
 GRAPH_LAYER_BYTES = MIB // 40  # ... and of a layer in it
 
@@ -35,15 +36,33 @@ class StepSizes:
     rows: int
     max_len: int
     page_size: int
+    num_groups: int = 1  # of layers that share a page table
 
 
-def facts_of(config: ModelConfig, kv_dtype: KVDTypeName) -> ModelFacts:
-    """The facts of a model that a memory plan needs; kv_dtype is that of the KV pages."""
+def layout_of(config: ModelConfig, max_model_len: int) -> KVLayout:
+    """Which layers share pages; max_model_len: as requested, 0 for the model's limit.
+
+    Raises ModelError if the layers' KV have different shapes.
+    """
+    try:
+        return kv_layout(config.attention_specs, max_model_len or config.max_position)
+    except UnequalLayers as error:
+        raise ModelError(f"this {config.model_type} model cannot run: {error}") from None
+
+
+def facts_of(config: ModelConfig, kv_dtype: KVDTypeName, max_model_len: int) -> ModelFacts:
+    """The facts of a model that a memory plan needs; kv_dtype is that of the KV pages.
+
+    max_model_len, and errors, as for layout_of.
+    """
+    layout = layout_of(config, max_model_len)
+    layer_bytes = 2 * config.num_kv_heads * config.head_dim * KV_DTYPES[kv_dtype].itemsize
     return ModelFacts(
         model_type=config.model_type,
         max_position=config.max_position,
         vocab_size=config.vocab_size,
-        kv_bytes_per_token=config.kv_bytes_per_token(KV_DTYPES[kv_dtype].itemsize),
+        kv_bytes_per_token=layout.depth * layer_bytes,
+        group_windows=layout.windows,
     )
 
 
@@ -94,7 +113,9 @@ def estimate(
 ) -> MemoryPlan:
     """The estimated plan of a start on a GPU with `free` bytes, of which `share` may be used."""
     pages = -(-steps.max_len // steps.page_size)
-    state = steps.rows * (2 * config.vocab_size + 2 * 4 * pages) + PLANNER_BYTES
+    windows = len({spec.window for spec in config.attention_specs})
+    tables = 2 * 4 * steps.num_groups * pages
+    state = steps.rows * (2 * config.vocab_size + tables) + PLANNER_BYTES * windows
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks

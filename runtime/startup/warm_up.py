@@ -56,9 +56,9 @@ def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:
         yield one_prompt(resolved, tokens, SAMPLED_PARAMS)
     max_rows = resolved.max_num_seqs if on_gpu else 1
     for rows in _powers(1, max_rows):
-        yield decode_rows(rows, SAMPLED_PARAMS)
+        yield decode_rows(resolved, rows, SAMPLED_PARAMS)
     for params in (GREEDY, EVERYTHING):
-        yield decode_rows(1, params)
+        yield decode_rows(resolved, 1, params)
     if resolved.max_num_seqs > 1 and longest > 1:
         yield mixed(resolved, min(7, longest - 1))
 
@@ -72,7 +72,7 @@ def largest(
     # Prompt log-probabilities are computed in chunks: SCORED_TOKENS reach their peak.
     yield one_prompt(resolved, tokens, SCORED, before=before, prompt=before + SCORED_TOKENS), None
     every_token = b"\xff" * -(-vocab_size // 8)
-    yield decode_rows(rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
+    yield decode_rows(resolved, rows, EVERYTHING), Masks(list(range(rows)), every_token * rows)
 
 
 def _powers(first: int, last: int) -> list[int]:
@@ -97,14 +97,14 @@ def one_prompt(
         q_lens=[tokens],
         tokens=[0] * tokens,
         num_new_pages=[pages],
-        new_pages=[0] * pages,
+        new_pages=[0] * pages * resolved.num_groups,
         sample=[True],
         decode_rows=0,
         new_rows=[_new_row(0, params, prompt or before + tokens)],
     )
 
 
-def decode_rows(rows: int, params: SamplingParams) -> Batch:
+def decode_rows(resolved: ResolvedConfig, rows: int, params: SamplingParams) -> Batch:
     """Rows of one token each, the first of their sequences."""
     return make_batch(
         slots=list(range(rows)),
@@ -112,7 +112,7 @@ def decode_rows(rows: int, params: SamplingParams) -> Batch:
         q_lens=[1] * rows,
         tokens=[0] * rows,
         num_new_pages=[1] * rows,
-        new_pages=[0] * rows,
+        new_pages=[0] * rows * resolved.num_groups,
         sample=[True] * rows,
         decode_rows=rows,
         new_rows=[_new_row(slot, params, 1) for slot in range(rows)],
@@ -128,7 +128,7 @@ def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
         q_lens=[1, tokens],
         tokens=[0] * (1 + tokens),
         num_new_pages=[1, pages],
-        new_pages=[0] * (1 + pages),
+        new_pages=[0] * (1 + pages) * resolved.num_groups,
         sample=[True, False],
         decode_rows=1,
         new_rows=[_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)],

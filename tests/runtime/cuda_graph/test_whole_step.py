@@ -369,7 +369,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_n
         weight[130] = before
     [end] = [output for output in outputs if output.id == 1]
     assert end.finish == "error" and not end.tokens
-    assert engine.requests.num_running == 1 and not engine.requests.pool._page_of
+    assert engine.requests.num_running == 1 and not engine.requests.pool.cached_pages
 
 
 @pytest.mark.gpu

@@ -37,6 +37,12 @@ SHAPE = {
     "tie_word_embeddings": False,
     "eos_token_id": 1,
 }
+# Windows in two layers of three: a prefix hit lacks pages of these.
+WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 300,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+}
 GREEDY = SamplingParams(max_tokens=40, temperature=0.0)
 SEEDED = replace(GREEDY, temperature=0.9, top_p=0.95, top_k=50, seed=7)
 SCORED = replace(GREEDY, logprobs=3)
@@ -162,6 +168,27 @@ def test_small_chunks_and_preemptions_change_no_bit(
     same(found, alone)
     assert engine.stats().preemptions > 0
     assert found == answers(large, asked)[0], "with room for all"
+
+
+@pytest.mark.gpu
+def test_a_prompt_from_the_cache_of_a_model_with_windows_changes_no_bit(tmp_path: Path):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | WINDOWS))
+    with_windows = loaded(tmp_path)
+    assert with_windows.resolved.group_windows == (0, 300, 300)
+    alone: dict[int, Answer] = {}
+    for request in requests():
+        alone |= answers(with_windows, [request])[0]
+    engine = Engine(with_windows.resolved, VOCAB, with_windows.executor)
+    found: dict[int, Answer] = {}
+    for first in (1000, 0):  # the second time from the cache
+        for request in requests():
+            engine.add(replace(request, id=first + request.id))
+            found[first + request.id] = [], [], []
+        while not engine.idle:
+            for output in engine.step():
+                take(output, found[output.id])
+    same(found, alone)
+    assert engine.stats().cached_tokens > 1500
 
 
 @pytest.mark.gpu

@@ -268,7 +268,7 @@ def test_a_chunk_that_is_not_finite_ends_its_request_at_once_and_its_pages_are_n
     assert [output.finish for output in outputs] == ["error"]
     assert outputs[0].error == "the model's output is not a number for this request"
     pool = engine.requests.pool
-    assert pool.num_used == 0 and not pool._page_of
+    assert pool.num_used == 0 and not pool.cached_pages
 
 
 def test_chunks_that_do_not_sample_make_no_logits(where: Where) -> None:

@@ -64,7 +64,7 @@ def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
         column = np.arange(count)
         requests = RequestColumns(column, column, column, column)
         rows = DecodeRows(requests, column, ONES[:count], count, EMPTY, [])
-        return BatchBuilder(rows).build().batch
+        return BatchBuilder(rows, 16).build().batch
 
     few, more = num_computed_tokens(3), num_computed_tokens(5)
     assert more.tokens.tolist() == [LAST] * 5 and more.q_lens.tolist() == [1] * 5

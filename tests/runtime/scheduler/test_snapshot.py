@@ -60,7 +60,7 @@ def test_the_map_agrees_with_the_pool_while_requests_run():
         bench.step()
         requests = bench.engine.requests
         sequences, states = running_states(requests)
-        found = page_map(requests.pool, [one.pages for one in sequences])
+        found = page_map(requests.pool, [one.pages.held() for one in sequences])
         assert found.shared + found.owned == requests.pool.num_used
         assert len(kinds_of(found)) == requests.pool.num_pages
         for place, state in enumerate(states):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -91,7 +92,7 @@ def test_kv_gets_the_share_less_what_was_measured(checkpoint: Path, memory: Memo
 def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory) -> None:
     made = loading._on_gpu(spec_for(checkpoint), lambda *report: None, Timeline())
     batch = next(all_batch_kinds(made.resolved))
-    batch = replace(batch, new_pages=[made.kv.num_pages - 1] * len(batch.new_pages))
+    batch = replace(batch, new_pages=np.full_like(batch.new_pages, made.kv.num_pages - 1))
     made.executor.forward(batch)
     assert made.executor.sample(batch).wait().tokens[0] >= 0
     assert made.kv.k[:, -1].any() and not made.kv.k[:, :-1].any()

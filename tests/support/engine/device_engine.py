@@ -12,6 +12,7 @@ import torch
 
 from attention.backend import Capacity, Shape
 from attention.dispatch import choose
+from attention.kv_groups import kv_layout
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.model import Model
@@ -39,12 +40,20 @@ def poisoned_model(checkpoint: Path, device: torch.device) -> tuple[ModelConfig,
 
 
 def sizes(
-    *, slots: int, budget: int, pages: int, page_size: int, max_len: int, prefix_cache: bool
+    *,
+    slots: int,
+    budget: int,
+    pages: int,
+    page_size: int,
+    max_len: int,
+    prefix_cache: bool,
+    group_windows: tuple[int, ...] = (0,),
 ) -> ResolvedConfig:
     return ResolvedConfig(
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention="",
         load_format="auto", max_model_len=max_len, max_num_seqs=slots, max_batched_tokens=budget,
         page_size=page_size, num_pages=pages, prefix_cache=prefix_cache, threads=1, seed=0,
+        group_windows=group_windows,
     )  # fmt: skip
 
 
@@ -57,8 +66,10 @@ def device_engine(
         heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
         page_size=resolved.page_size, dtype=torch.float32, kv_dtype=torch.float32,
     )  # fmt: skip
+    layout = kv_layout(config.attention_specs, resolved.max_model_len)
+    assert layout.windows == resolved.group_windows
     kv = KVPool.allocate(
-        layers=config.num_layers, pages=resolved.num_pages, kv_heads=config.num_kv_heads,
+        layers=layout, pages=resolved.num_pages, kv_heads=config.num_kv_heads,
         page_size=resolved.page_size, head_dim=config.head_dim, dtype=torch.float32,
         device=device,
     )  # fmt: skip
@@ -70,7 +81,13 @@ def device_engine(
         resolved=resolved,
         vocab_size=config.vocab_size,
         kv=kv,
-        backend=choose(device, "flash2" if graph_steps else "mha", shape, capacity),
+        backend=choose(
+            device,
+            "flash2" if graph_steps else "mha",
+            shape,
+            capacity,
+            windows=tuple({spec.window for spec in config.attention_specs}),
+        ),
         device=device,
     )
     runner.overlap = graph_steps  # interpreted ones, too: what is under way is read a step later

@@ -1,8 +1,9 @@
 """A strict fake executor: it answers rightly only if every cell of KV is right.
 
-A KV cell holds the token written to it, and the next token is a hash of every cell that the row
-reads through its page table: one stale, lost or aliased cell changes the answer.  It is called by
-encoded Batch bytes alone, as another rank would be.
+A KV cell holds all tokens up to its position, as the keys and values of a real model depend on all
+of them.  A row reads every cell that one of its queries sees in each group of layers: one stale,
+lost or aliased cell, or one that was freed too early, is noticed.  The next token is a hash of all
+tokens.
 
 A decode row of several tokens computes drafts after its last token.  Some are the model's own next
 tokens and some are not: the first wrong one and all after it are refused, and leave garbage in
@@ -29,7 +30,8 @@ from runtime.scheduler.batch import DRAFT, LAST, Batch, Masks, ModelRunnerOutput
 from tests.support.engine.fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 
 SPOILT = -9  # in a cell: what was written is no number
-REFUSED = -8  # in a cell: a draft was written that the model does not continue with
+REFUSED = (-8,)  # a cell: a draft was written that the model does not continue with
+Cell = tuple[int, ...] | None  # the tokens up to its position
 
 
 def resolved(
@@ -41,6 +43,7 @@ def resolved(
     max_model_len: int = 64,
     prefix_cache: bool = True,
     num_speculative_tokens: int = 0,
+    group_windows: tuple[int, ...] = (0,),
 ) -> ResolvedConfig:
     """A configuration as small as a test wants it."""
     return ResolvedConfig(
@@ -59,6 +62,7 @@ def resolved(
         threads=1,
         seed=0,
         num_speculative_tokens=num_speculative_tokens,
+        group_windows=group_windows,
     )
 
 
@@ -92,7 +96,7 @@ def plain_decoding(
 @dataclass
 class FakeSlot:
     new: NewRow
-    pages: list[int] = field(default_factory=list)
+    tables: list[list[int]]  # of each group
     last: int | None = None
     length: int = 0  # positions that are written for good
     refused: int = 0  # drafts of its last row
@@ -127,7 +131,9 @@ class FakeExecutor:
         self._forwarded = 0
         self._page_size = config.page_size
         self._config = config
-        self._cells: list[int | None] = [None] * (config.num_pages * config.page_size)
+        self._windows = config.group_windows
+        self._cells: list[Cell] = [None] * (config.num_pages * config.page_size)
+        self._written_by = [-1] * len(self._cells)  # the group that wrote a cell
         self._slots: dict[int, FakeSlot] = {}
         self._queue: deque[Callable[[], None]] = deque()
         self._read: list[list[int]] = []
@@ -178,7 +184,7 @@ class FakeExecutor:
             assert len(column) == rows
         assert min(batch.q_lens) > 0, "a row without a token has no logits"
         assert sum(batch.q_lens) == batch.num_tokens <= config.max_batched_tokens
-        assert sum(batch.num_new_pages) == len(batch.new_pages)
+        assert sum(batch.num_new_pages) * len(self._windows) == len(batch.new_pages)
         decoding = batch.q_lens[: batch.decode_rows]
         assert all(length <= config.max_tokens_per_row for length in decoding)
         row_tokens = [
@@ -192,16 +198,17 @@ class FakeExecutor:
     def _forward(self, batch: Batch, unread: bool) -> None:
         """`unread`: the results of the step before were not read when this one was scheduled."""
         for new in batch.new_rows:
-            self._slots[new.slot] = FakeSlot(new)
+            self._slots[new.slot] = FakeSlot(new, [[] for _ in self._windows])
         pages, tokens = iter(batch.new_pages), iter(batch.tokens)
         columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
-        spans: list[tuple[FakeSlot, int]] = []
+        spans: list[tuple[FakeSlot, int, int]] = []
         number, self._forwarded = self._forwarded, self._forwarded + 1
         for row, (index, start, q_len, num_new_pages) in enumerate(columns):
             slot = self._slots[index]
-            is_first = not slot.pages
-            slot.pages += [next(pages) for _ in range(num_new_pages)]
-            assert len(slot.pages) <= self._config.max_pages_per_seq
+            for _ in range(num_new_pages):
+                for table in slot.tables:
+                    table.append(next(pages))
+            assert len(slot.tables[0]) <= self._config.max_pages_per_seq
             row_tokens = [next(tokens) for _ in range(q_len)]
             if row < batch.decode_rows:
                 not_known = unread and slot.last_row_in == number - 1
@@ -210,17 +217,39 @@ class FakeExecutor:
             else:
                 assert LAST not in row_tokens and DRAFT not in row_tokens
                 slot.length = start + q_len
-                slot.num_pages = len(slot.pages) if is_first else slot.num_pages
+                slot.num_pages, least = len(slot.tables[0]), -(-slot.length // self._page_size)
+                assert slot.num_pages >= least and (batch.sample[row] or slot.num_pages == least)
             slot.last_row_in = number
             spoilt = (number, index) in self.spoils
+            known = self._tokens_before(slot, start)
             for position, token in enumerate(row_tokens, start):
-                self._cells[self._where(slot, position)] = SPOILT if spoilt else token
+                known = (*known, SPOILT if spoilt else token)
+                for group, cell in enumerate(self._cells_of(slot, position)):
+                    self._cells[cell], self._written_by[cell] = known, group
                 slot.computed.append(token)
-            spans.append((slot, start + q_len))
+            spans.append((slot, start, start + q_len))
         # As on a GPU, all writes of a step come before its reads.
-        self._read = [
-            [self._cell(slot, position) for position in range(end)] for slot, end in spans
+        self._read = [self._seen(*span) for span in spans]
+
+    def _tokens_before(self, slot: FakeSlot, position: int) -> tuple[int, ...]:
+        """What a query sees of the position before it, the same in all groups that show it."""
+        found = [
+            self._cell(slot, position - 1, group)
+            for group, window in enumerate(self._windows)
+            if window != 1 and position
         ]
+        assert len(set(found)) <= 1, "the groups have other tokens"
+        return found[0] if found else ()
+
+    def _seen(self, slot: FakeSlot, start: int, end: int) -> list[int]:
+        """All tokens of a row's sequence, after a look at every cell that one of its queries sees,
+        from position `start` on."""
+        tokens = self._cell(slot, end - 1, 0)
+        for group, window in enumerate(self._windows):
+            for position in range(max(0, start + 1 - window) if window else 0, end):
+                cell = self._cell(slot, position, group)
+                assert cell == tokens[: position + 1], "a cell of other tokens"
+        return list(tokens)
 
     def _check_decode_row(self, slot: FakeSlot, start: int, q_len: int, not_known: bool) -> None:
         """Drafts whose results were `not_known` to the host count as accepted, no others."""
@@ -230,27 +259,33 @@ class FakeExecutor:
         assert end < longest, "a position that no token of the answer needs"
         assert q_len == 1 or not params.grammar, "drafts without a mask"
         slot.num_pages = max(slot.num_pages, -(-end // self._page_size))
-        assert len(slot.pages) == slot.num_pages, "more pages than were needed, or fewer"
+        assert len(slot.tables[0]) == slot.num_pages, "more pages than were needed, or fewer"
 
     def _drafted(self, slot: FakeSlot, q_len: int) -> list[int]:
         """The last token of a slot, and what may come after it."""
         assert slot.last is not None, "the device has no last token for this slot"
         row_tokens, params = [slot.last], slot.new.params
-        cells = [self._cell(slot, position) for position in range(slot.length)]
+        cells = list(self._tokens_before(slot, slot.length))
         while len(row_tokens) < q_len:
             token = next_token(cells + row_tokens, params, slot.new.prompt_len)
             wrong = self._random.random() >= self._right_drafts
             row_tokens.append((token + wrong) % VOCAB_SIZE)
         return row_tokens
 
-    def _where(self, slot: FakeSlot, position: int) -> int:
-        page = slot.pages[position // self._page_size]
-        return page * self._page_size + position % self._page_size
+    def _cells_of(self, slot: FakeSlot, position: int) -> list[int]:
+        """The cell of a position in each group."""
+        pages = [table[position // self._page_size] for table in slot.tables]
+        assert min(pages) >= 0, "a page behind the window is used"
+        return [page * self._page_size + position % self._page_size for page in pages]
 
-    def _cell(self, slot: FakeSlot, position: int) -> int:
-        token = self._cells[self._where(slot, position)]
-        assert token is not None, "a cell is read that was never written"
-        return token
+    def _cell(self, slot: FakeSlot, position: int, group: int) -> tuple[int, ...]:
+        page = slot.tables[group][position // self._page_size]
+        assert page >= 0, "a page behind the window is read"
+        cell = page * self._page_size + position % self._page_size
+        tokens = self._cells[cell]
+        assert tokens is not None, "a cell is read that was never written"
+        assert self._written_by[cell] == group, "a cell of other layers"
+        return tokens
 
     def _sample(
         self, batch: Batch, allowed: dict[int, bytes], unreported: list[int]
@@ -318,7 +353,8 @@ class FakeExecutor:
         slot.length, slot.last = len(known) + len(sampled) - 1, token
         slot.refused = drafts - len(sampled) + 1
         for position in range(slot.length, len(cells)):
-            self._cells[self._where(slot, position)] = REFUSED
+            for cell in self._cells_of(slot, position):
+                self._cells[cell] = REFUSED
         slot.sampled += sampled
         self.num_accepted += len(sampled) - 1
         self.num_refused += slot.refused

@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import structs
 
 import runtime.scheduler.commit
+import runtime.scheduler.kv_pages
 import runtime.scheduler.request_table
 import runtime.scheduler.sequence
 from runtime.engine.loop import Engine
@@ -16,17 +17,19 @@ from runtime.scheduler.admission import Admission
 from runtime.scheduler.batch import LAST, ModelRunnerOutput
 from runtime.scheduler.commit import Committer, TokenColumns
 from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows, RequestColumns
+from runtime.scheduler.kv_pages import Claim, KVPages
 from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.scheduler import BatchBuilder, Scheduler, SchedulerOutput
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.sequence_pages import SequencePages
 from runtime.scheduler.waiting_queue import WaitingQueue
 
 TABLES: list[RequestTable] = []  # of the engine that runs
 
 
 def released_twice(true: Callable[..., None]) -> Callable[..., None]:
-    def release(self: PagePool, pages: list[int]) -> None:
+    def release(self: PagePool, pages: list[int], *, oldest_first: bool = False) -> None:
         true(self, pages)
         true(self, pages[:1])
 
@@ -34,7 +37,7 @@ def released_twice(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def never_released(true: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, pages: true(self, pages[1:])
+    return lambda self, pages, oldest_first=False: true(self, pages[1:])
 
 
 def shared_without_a_reference(true: Callable[..., None]) -> Callable[..., None]:
@@ -43,7 +46,7 @@ def shared_without_a_reference(true: Callable[..., None]) -> Callable[..., None]
 
 def remembered_after_it_was_taken(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
     def allocate(self: PagePool, count: int) -> list[int]:
-        names = dict(self._page_of), dict(self._hash_of)
+        names = [dict(pages) for pages in self._page_of], dict(self._hash_of)
         pages = true(self, count)
         self._page_of, self._hash_of = names
         return pages
@@ -70,8 +73,10 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
         result = true(self, sequence, count)
         table = TABLES[-1]
         hashes = sequence.hash_pages(table.resolved.page_size)
-        for page, page_hash in zip(sequence.pages, hashes, strict=False):
-            table.pool.cache_page(page, page_hash)
+        for group, pages in enumerate(sequence.pages.tables):
+            for page, page_hash in zip(pages, hashes, strict=False):
+                if page >= 0:
+                    table.pool.cache_page(page, page_hash, group)
         return result
 
     return add_prefill
@@ -185,16 +190,38 @@ def abort_without_an_end(true: Callable[..., None]) -> Callable[..., None]:
     return abort
 
 
-def whole_prompt_looked_up(
-    true: Callable[..., list[int] | None],
-) -> Callable[..., list[int] | None]:
-    def claim(self: Admission, sequence: Sequence) -> list[int] | None:
+def whole_prompt_looked_up(true: Callable[..., Claim | None]) -> Callable[..., Claim | None]:
+    def claim(self: KVPages, sequence: Sequence, spare: int) -> Claim | None:
         sequence.tokens.append(0)  # as if the page border did not matter
-        pages = true(self, sequence)
+        found = true(self, sequence, spare)
         sequence.tokens.pop()
-        return pages
+        return found
 
     return claim
+
+
+def freed_a_position_too_early(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence, position: true(self, sequence, position + 2)
+
+
+def never_freed_behind_a_window(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence, position: None
+
+
+def windows_begin_a_position_late(true: Callable[..., int]) -> Callable[..., int]:
+    return lambda position, window, page_size: true(position + 1, window, page_size)
+
+
+def pages_of_another_group_hit(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda self, group, hashes: true(self, 0, hashes)
+
+
+def tables_sent_in_the_wrong_order(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    def unsent(self: SequencePages, count: int) -> list[int]:
+        pages = true(self, count)
+        return sorted(pages, reverse=True)
+
+    return unsent
 
 
 def back_at_once_after_making_way(
@@ -203,31 +230,16 @@ def back_at_once_after_making_way(
     return lambda self, background_preempted: true(self, False)
 
 
-def pages_never_reported(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
-        sequence.pages, pages = [], sequence.pages
-        prefill_done = true(self, sequence, count)
-        sequence.pages = pages
-        return prefill_done
-
-    return add_prefill
+def pages_never_reported(true: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    return lambda self, count: true(self, count)[:0]
 
 
 def head_waits_for_ever(true: Callable[..., None]) -> Callable[..., None]:
-    def release(self: PagePool, pages: list[int]) -> None:
+    def release(self: PagePool, pages: list[int], *, oldest_first: bool = False) -> None:
         true(self, pages)
         self.num_releases -= 1
 
     return release
-
-
-def pages_kept_after_leaving(true: Callable[..., None]) -> Callable[..., None]:
-    def free_slot(self: RequestTable, sequence: Sequence) -> None:
-        pages = sequence.pages
-        true(self, sequence)
-        sequence.pages = pages
-
-    return free_slot
 
 
 def parts_of_prompts_always_usable(true: Callable[..., bool]) -> Callable[..., bool]:
@@ -398,7 +410,7 @@ def plain_tokens_twice(true: Callable[..., None]) -> Callable[..., None]:
 
 def page_named_before_its_last_token_is_computed(true: Callable[..., None]) -> Callable[..., None]:
     def cache_pages(self: Committer, sequence: Sequence, start: int, end: int) -> None:
-        room = len(sequence.pages) * self._page_size
+        room = len(sequence.pages.tables[0]) * self._page_size
         true(self, sequence, start, min(end + 1, len(sequence.tokens), max(room, end)))
 
     return cache_pages
@@ -415,7 +427,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
     (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
     (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
-    (BatchBuilder, "add_prefill", pages_never_reported),
+    (SequencePages, "unsent", pages_never_reported),
+    (SequencePages, "unsent", tables_sent_in_the_wrong_order),
     (BatchBuilder, "build", forgotten_new_page),
     (BatchBuilder, "build", start_off_by_one),
     (BatchBuilder, "init_slot", slot_not_started_over),
@@ -427,9 +440,12 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (RequestTable, "preempt", preempted_loses_a_token),
     (RequestTable, "preempt", preempted_is_lost),
     (Admission, "candidates", back_at_once_after_making_way),
-    (Admission, "_claim_pages", whole_prompt_looked_up),
+    (KVPages, "claim", whole_prompt_looked_up),
+    (KVPages, "release_behind_window", freed_a_position_too_early),
+    (KVPages, "release_behind_window", never_freed_behind_a_window),
+    (runtime.scheduler.kv_pages, "first_seen_page", windows_begin_a_position_late),
+    (PagePool, "found", pages_of_another_group_hit),
     (Engine, "abort", abort_without_an_end),
-    (RequestTable, "_free_slot", pages_kept_after_leaving),
     (Committer, "_record_details", parts_of_prompts_always_usable),
     (Scheduler, "hold_rows", late_mask_not_waited_for),
     (RequestTable, "resume_held", held_for_ever),

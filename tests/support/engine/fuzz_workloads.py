@@ -41,6 +41,8 @@ class FuzzWorkload:
 TOKENS = st.integers(0, VOCAB_SIZE - 1)
 HUNG = 1.5 * REPLY_TIMEOUT_SECONDS  # without an answer the process is abandoned
 assert HUNG < COMPILE_SECONDS
+# Of the groups of layers; the first token that a query sees of others is the one before it.
+WINDOWS = [(0, 2), (0, 5), (0, 5, 5), (0, 3, 13), (0, 1), (4,), (9, 9), (2, 6), (0, 0)]
 PREFIXES = [[7, 3, 9, 1] * 6, [7, 3, 9, 1, 5] * 5]
 
 
@@ -65,9 +67,11 @@ def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
 @st.composite
 def workloads(draw: st.DrawFn) -> FuzzWorkload:
     page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    windows = draw(st.just((0,)) | st.sampled_from(WINDOWS))
     config = resolved(
         page_size=page_size,
-        num_pages=draw(st.integers(3, 10) | st.integers(3, 30)),
+        num_pages=draw(st.integers(3, 10) | st.integers(3, 30)) * len(windows),
+        group_windows=windows,
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
         max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
         max_model_len=draw(st.sampled_from([20, 40])),
@@ -146,12 +150,12 @@ class Play:
         step = 0
         while step <= last or not self.engine.idle:
             self._come_and_go(step)
-            launched, waits = len(self.executor.batches), self._waits_for_grammars()
+            done, waits = self._steps_done(), self._waits_for_grammars()
             outputs = self.engine.step()
             for output in outputs:
                 self._receive(output)
             self.engine.requests.check_integrity()
-            moved = outputs or len(self.executor.batches) > launched
+            moved = outputs or self._steps_done() > done
             waits = waits or self._waits_for_grammars()
             if self.grammars is not None:
                 self.grammars.clock.now += self.workload.tick
@@ -161,6 +165,10 @@ class Play:
         assert self.engine.requests.pool.num_used == 0, "pages leak"
         for visit in visits:
             self._check_answer(visit)
+
+    def _steps_done(self) -> tuple[int, int]:
+        """Steps that were queued, and read: a step may free the pages that the next one needs."""
+        return len(self.executor.batches), self.engine.requests.num_commits
 
     def _waits_for_grammars(self) -> bool:
         grammars = self.grammars
@@ -195,7 +203,7 @@ class Play:
         most = min(prompt_len + params.max_tokens, config.max_model_len)
         answer = params.pooling is None  # nothing reads its last token
         too_long = prompt_len + answer > config.max_model_len
-        if too_long or most - answer > config.num_pages * config.page_size:
+        if too_long or config.kv_capacity.needed(most - answer) > config.num_pages:
             left = params.grammar and visit.leaves is not None  # perhaps before it was looked at
             assert end.finish == "error" or (left and end.finish == "abort")
             assert not got, "what can never fit is refused"
