@@ -14,6 +14,8 @@ __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
 
 MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
 DTYPES = ("float32", "bfloat16", "float16")
+# Of transformers, where config.json has no such field.
+DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,17 +97,17 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
     if model_type in ("llama", "qwen3"):
         attention_bias = fields.flag("attention_bias", False)
     rope, max_position = read_rope(fields, fields.integer("max_position_embeddings"))
-    vocab_size = fields.integer("vocab_size")
+    vocab_size, num_layers = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
+        num_layers=num_layers,
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position=min(max_position, _window(fields, model_type) or max_position),
+        max_position=max_position,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         qk_norm=model_type == "qwen3",
         rope=rope,
@@ -115,6 +117,7 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         mlp_bias=model_type == "llama" and fields.flag("mlp_bias", False),
         eos_ids=_eos_ids(fields, vocab_size),
         dtype=dtype,
+        windows=_windows(fields, model_type, num_layers),
     )
 
 
@@ -159,27 +162,43 @@ def _check_head(fields: Fields) -> None:
         raise fields.error("architectures", names, "a causal language model is expected")
 
 
-def _window(fields: Fields, model_type: str) -> int | None:
-    """The sliding window in tokens, or None for full attention.
-
-    Models run with full attention only, so that one with a sliding window is served up to the
-    window, where both are equal.
-    """
+def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int, ...]:
+    """ModelConfig.windows of the llama family, as transformers reads these fields."""
     layer_types = fields.get("layer_types")
-    kinds: set[Any] = set(layer_types) if isinstance(layer_types, list) else set()
-    if kinds - {"full_attention", "sliding_attention"}:
-        raise fields.error(
-            "layer_types", sorted(map(str, kinds)), "supported: full_attention, sliding_attention"
-        )
-    if kinds == {"full_attention"}:
-        return None
+    if isinstance(layer_types, list):
+        kinds = set(map(str, layer_types))
+        if kinds - {"full_attention", "sliding_attention"}:
+            raise fields.error(
+                "layer_types", sorted(kinds), "supported: full_attention, sliding_attention"
+            )
+        if kinds == {"full_attention"}:
+            return ()
+        if len(layer_types) != num_layers:
+            raise fields.error("layer_types", layer_types, f"{num_layers} layers are expected")
+        window = fields.integer("sliding_window")
+        return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+    window, first = _sliding_window(fields, model_type)
+    if window is None or first >= num_layers:
+        return ()
+    return (0,) * first + (window,) * (num_layers - first)
+
+
+def _sliding_window(fields: Fields, model_type: str) -> tuple[int | None, int]:
+    """The window, or None, and the first layer that has it."""
     if model_type == "mistral":
-        if "sliding_window" in fields.values:
-            return fields.integer("sliding_window", None)
-        return 4096  # the default of transformers
-    if not fields.flag("use_sliding_window", False) and "sliding_attention" not in kinds:
-        return None
-    return fields.integer("sliding_window", None)
+        default = None if "sliding_window" in fields.values else DEFAULT_WINDOW
+        return fields.integer("sliding_window", default), 0
+    if not fields.flag("use_sliding_window", False):
+        return None, 0
+    return fields.integer("sliding_window", DEFAULT_WINDOW), _max_window_layers(fields)
+
+
+def _max_window_layers(fields: Fields) -> int:
+    """The number of layers without the window, at the front; it may be 0."""
+    value = fields.get("max_window_layers")
+    if value is None:
+        return DEFAULT_MAX_WINDOW_LAYERS
+    return 0 if value == 0 else fields.integer("max_window_layers")
 
 
 def _dtype(fields: Fields) -> str:

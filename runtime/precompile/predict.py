@@ -50,12 +50,17 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
         and model.head_dim in range(24, 257, 8)
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
-        attention = partial(compile_attention, heads, kv_heads, head_dim, config.page_size, dtype)
-        found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
+        for window in sorted({spec.window for spec in model.attention_specs}):
+            attention = partial(
+                compile_attention, heads, kv_heads, head_dim, config.page_size, dtype, window
+            )
+            found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
     return found
 
 
-def compile_attention(heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half) -> None:
+def compile_attention(
+    heads: int, kv_heads: int, head_dim: int, page: int, dtype: Half, window: int = 0
+) -> None:
     """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
     _compile_only()
     from attention.common.kernel_inputs import KernelInputs
@@ -66,6 +71,7 @@ def compile_attention(heads: int, kv_heads: int, head_dim: int, page: int, dtype
         kv_heads=kv_heads,
         group=heads // kv_heads,
         programs=ROWS,
+        window=window,
         block_m=2 * HALF.value,
         block_n=hopper_config(head_dim).block_n,
     )

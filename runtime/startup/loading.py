@@ -177,6 +177,7 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         memory=parts.memory,
         phases=timeline.phases(),
         layers=describe_layers(parts.model),
+        group_windows=resolved.group_windows,
     )
 
 

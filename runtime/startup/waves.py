@@ -12,7 +12,12 @@ from runtime.startup.engine_spec import EngineSpec
 
 
 def wave_planner(engine_spec: EngineSpec) -> Callable[[list[int]], WavePicture | None] | None:
-    """KV positions of the rows that decode -> their picture; None where no GPU plans this model."""
+    """KV positions of the rows that decode -> their picture, in layers without a window.
+
+    None where no GPU plans this model, or all of its layers have a window.
+    """
+    if all(spec.window for spec in engine_spec.config.attention_specs):
+        return None
     device = PicturedDevice.of(engine_spec.device, engine_spec.choice, engine_spec.shape)
     return None if device is None else partial(_picture, device)
 

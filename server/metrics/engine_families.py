@@ -41,6 +41,8 @@ class EngineFamilies:
         yield gauge("wavefill_requests_running", "Running sequences.", stats.running)
         yield gauge("wavefill_requests_waiting", "Waiting sequences.", stats.waiting)
         yield gauge("wavefill_kv_cache_usage_ratio", "Fraction of KV cache pages in use.", usage)
+        if ready is not None:
+            yield self._pages_used(ready, stats)
         yield from self._states()
         text = "Engines that were started after the first one."
         yield counter("wavefill_engine_restarts", text, self._counts.restarts)
@@ -65,6 +67,16 @@ class EngineFamilies:
         tokens = (STEP_TOKENS_EDGES, counts.step_tokens_counts, counts.step_tokens_sum)
         yield self._step_histogram("wavefill_iteration_tokens", "Tokens per engine step.", *tokens)
 
+    def _pages_used(self, ready: Ready, stats: Stats) -> Metric:
+        name = "wavefill_kv_pages_used"
+        text = "KV pages in use, by the sliding window of the layers they belong to; 0: none."
+        family, used = Metric(name, text, "gauge"), dict.fromkeys(ready.group_windows, 0)
+        for window, count in zip(ready.group_windows, stats.group_pages_used, strict=False):
+            used[window] += count
+        for window, count in used.items():
+            family.add_sample(name, self._labels | {"window": str(window)}, count)
+        return family
+
     def _states(self) -> Iterator[Metric]:
         state = self.readings.state()
         text = "1 if the engine is ready and not stalled, else 0."
@@ -85,7 +97,7 @@ class EngineFamilies:
         text = "Capacity of the KV cache in tokens."
         yield gauge("wavefill_kv_capacity_tokens", text, ready.capacity_tokens)
         text = "Requests of the maximum length that fit into the KV cache."
-        concurrency = ready.capacity_tokens / ready.max_model_len
+        concurrency = ready.capacity_requests(ready.max_model_len)
         yield gauge("wavefill_max_concurrency", text, concurrency)
 
     def _numbers(self) -> tuple[Stats, Ready | None, Stats]:

@@ -83,7 +83,8 @@ def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> s
     sizes = ready.memory or [("weights", ready.weight_bytes), ("KV", ready.kv_bytes)]
     memory = " | ".join(f"{name} {_size(count)}" for name, count in sizes)
     # The KV cache, and not --max-model-len, limits the length of requests.
-    short = not config.engine.max_model_len and ready.max_model_len >= ready.capacity_tokens
+    longer = ready.kv_capacity.needed(ready.max_model_len + ready.page_size)
+    short = not config.engine.max_model_len and longer > ready.num_pages
     limited = " (limited by KV)" if short else ""
     key = " -H 'authorization: Bearer KEY'" if config.api_keys else ""
     path, prompt = "completions", '"prompt": "Hello"'
@@ -112,7 +113,7 @@ def _requests(ready: Ready) -> str:
     """How many requests the KV cache holds, of the maximum length and of a usual one."""
     lengths = [ready.max_model_len, *(USUAL_TOKENS,) * (ready.max_model_len > USUAL_TOKENS)]
     return ", ".join(
-        f"{ready.capacity_tokens / length:,.1f} requests of {length:,}" for length in lengths
+        f"{ready.capacity_requests(length):,.1f} requests of {length:,}" for length in lengths
     )
 
 

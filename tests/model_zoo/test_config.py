@@ -52,26 +52,44 @@ def test_the_old_and_the_new_spelling_of_rope_mean_the_same(tmp_path: Path):
             },
             16384,
         ),
-        ({"model_type": "mistral", "sliding_window": 1024}, 1024),
-        ({"model_type": "mistral", "sliding_window": None}, 4096),
-        ({"model_type": "mistral", "max_position_embeddings": 32768}, 4096),
-        ({"model_type": "qwen3", "sliding_window": 1024, "layer_types": ["full_attention"]}, 4096),
-        (
-            {
-                "model_type": "qwen3",
-                "sliding_window": 1024,
-                "layer_types": ["full_attention", "sliding_attention"],
-            },
-            1024,
-        ),
-        ({"model_type": "qwen2", "sliding_window": 1024, "use_sliding_window": False}, 4096),
-        ({"model_type": "qwen2", "sliding_window": 1024, "use_sliding_window": True}, 1024),
+        ({"model_type": "mistral", "sliding_window": 1024}, 4096),
+        ({"model_type": "mistral", "max_position_embeddings": 32768}, 32768),
     ],
 )
 def test_the_longest_sequence_is_the_one_computed_as_trained(
     tmp_path: Path, changes: dict[str, object], length: int
 ):
     assert read_config(write(tmp_path, **changes)).max_position == length
+
+
+WINDOW = {"sliding_window": 1024}
+KINDS = ["full_attention", "sliding_attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"model_type": "mistral", **WINDOW}, (1024, 1024)),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "llama", **WINDOW}, ()),
+        ({"model_type": "qwen3", **WINDOW, "layer_types": ["full_attention"] * 2}, ()),
+        ({"model_type": "qwen3", **WINDOW, "layer_types": KINDS}, (0, 1024)),
+        ({"model_type": "qwen2", **WINDOW, "use_sliding_window": False}, ()),
+        ({"model_type": "qwen2", **WINDOW, "use_sliding_window": True}, ()),
+        ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1}, (0, 4096)),
+        (
+            {"model_type": "qwen2", **WINDOW, "use_sliding_window": True, "max_window_layers": 0},
+            (1024, 1024),
+        ),
+    ],
+)
+def test_each_layer_has_the_window_that_transformers_gives_it(
+    tmp_path: Path, changes: dict[str, object], windows: tuple[int, ...]
+):
+    config = read_config(write(tmp_path, **changes))
+    assert config.windows == windows
+    assert [spec.window for spec in config.attention_specs] == list(windows or (0, 0))
 
 
 def test_end_tokens_come_from_both_files_once_each(tmp_path: Path):
@@ -112,6 +130,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"rope_scaling": {**YARN, "beta_fast": -1}}, r"`rope_scaling\.beta_fast` is -1"),
     ({"rope_parameters": {"full_attention": YARN}}, "`rope_parameters` .*one rope for all layers"),
     ({"layer_types": ["linear_attention"] * 2}, "`layer_types` .*full_attention"),
+    ({"layer_types": ["sliding_attention"] * 3, "sliding_window": 8}, "2 layers are expected"),
 ]
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128}
 REFUSED_GPT2: list[tuple[dict[str, object], str]] = [

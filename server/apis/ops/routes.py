@@ -129,7 +129,7 @@ async def loads(request: Request) -> Response:
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_total_reqs": stats.running + stats.waiting,
-        "num_used_tokens": stats.pages_used * ready.page_size,
+        "num_used_tokens": stats.pages_used * ready.capacity_tokens // ready.num_pages,
         "max_total_num_tokens": ready.capacity_tokens,
         "token_usage": stats.pages_used / stats.pages_total if stats.pages_total else 0.0,
         "gen_throughput": busy,  # tokens a second if all steps were as long as the last one

@@ -32,6 +32,23 @@ def test_windows_soft_caps_and_sinks_are_kept_to(programs: int, device: str):
 
 
 @pytest.mark.parametrize("programs", [1, 20])
+@pytest.mark.parametrize("window", [3, 41, 100])
+def test_pages_before_a_window_that_were_freed_change_no_bit(
+    programs: int, window: int, device: str
+):
+    """A prefix from the cache, or a sequence that has gone on, lacks them."""
+    case = make_case([*ROWS, (1, 1300), (9, 1300)], window=window, device=device)
+    kept = run(case, programs=programs)
+    for row, (q_len, kv_len) in enumerate(case.rows):
+        for index in range(max(kv_len - q_len + 1 - window, 0) // 16):
+            page = case.page_table[row, index]
+            case.k[page], case.v[page] = float("nan"), float("nan")
+            case.page_table[row, index] = -1
+    freed = run(case, programs=programs)
+    assert torch.equal(freed[0], kept[0]) and torch.equal(freed[1], kept[1])
+
+
+@pytest.mark.parametrize("programs", [1, 20])
 def test_fp8_pages_and_odd_head_dims(programs: int, device: str):
     case = make_case(ROWS, kv_dtype=FP8, head_dim=80, page=32, device=device)
     check(case, *run(case, programs=programs))

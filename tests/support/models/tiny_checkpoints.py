@@ -41,6 +41,8 @@ KINDS = (
     "mistral",
     "gpt2",
     "gpt2-untied",
+    "mistral-window",
+    "qwen2-windows",
 )
 
 
@@ -84,6 +86,11 @@ def _config(kind: str):
             return LlamaConfig(**SHAPE, **scaling)
         case "mistral":
             return MistralConfig(**{**SHAPE, "num_key_value_heads": 1}, head_dim=24)
+        case "mistral-window":
+            return MistralConfig(**SHAPE, sliding_window=32)
+        case "qwen2-windows":  # of two layers; the first one has none
+            windows = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+            return Qwen2Config(**SHAPE, **windows)
         case "gpt2":
             return GPT2Config(**GPT2_SHAPE)
         case "gpt2-untied":
