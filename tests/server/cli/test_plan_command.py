@@ -55,6 +55,31 @@ def test_a_card_that_is_not_there_is_planned_for_by_config_json_alone(shape: Pat
     assert int(halved.replace(",", "")) >= 2 * int(tokens.replace(",", ""))
 
 
+def test_layers_with_a_window_hold_the_kv_of_their_window_alone(tmp_path: Path) -> None:
+    """62 layers, of which every sixth sees all positions and the others 1024."""
+    windows = {
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "hidden_size": 5376,
+        "sliding_window": 1024,
+        "layer_types": [
+            "full_attention" if layer % 6 == 5 else "sliding_attention" for layer in range(62)
+        ],
+    }
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"] | windows))
+    done = plan(tmp_path, "--card", "141GiB", "--max-model-len", "32k")
+    assert done.returncode == 0, done.stderr
+    assert "62 layers, 52 with a window of 1,024" in done.stdout
+    assert "496.0 KiB a token in bfloat16, 416.0 KiB of it only within a window" in done.stdout
+    [kv] = re.findall(r"KV +([\d.]+) GiB", done.stdout)
+    [requests] = re.findall(r"KV holds .* ([\d.]+) of 32,768", done.stdout)
+    each = float(kv) * GIB / float(requests)
+    assert 16 * each <= 52e9
+    assert each <= 62 * 2 * 16 * 128 * 2 * 32768 / 5
+
+
 def test_changes_are_named_only_where_they_hold_more_and_go_with_the_other_limits(
     shape: Path,
 ) -> None:
