@@ -99,7 +99,8 @@ class Committer:
             for sequence, content in full:
                 try:
                     self._cache_page(sequence, content)
-                    self._release_behind_window(sequence, len(sequence.tokens))
+                    if self._has_windows:
+                        self._release_behind_window(sequence, len(sequence.tokens))
                 except Exception as error:
                     self._requests.finish_failed(sequence, error)
             if irregular:
@@ -137,7 +138,7 @@ class Committer:
 
         The newest of these may be computed again, by a row whose mask was late.
         """
-        if self._has_windows and sequence.slot >= 0:
+        if sequence.slot >= 0:
             self._kv_pages.release_behind_window(sequence, known - 1)
 
     def _commit_row(
@@ -159,7 +160,8 @@ class Committer:
         if row >= batch.decode_rows:
             start, end = int(batch.starts[row]), int(batch.starts[row] + batch.q_lens[row])
         self._cache_pages(sequence, start, end)
-        self._release_behind_window(sequence, end)
+        if self._has_windows:
+            self._release_behind_window(sequence, end)
         if not batch.sample[row]:
             if row in model_output.embeddings:
                 embedding = model_output.embeddings[row]

@@ -219,10 +219,11 @@ class DecodeColumns:
         slots = rows.slots[rows.new_page_rows]
         np.add.at(self._page_room, slots, self._page_size)
         self._set_schedule_check(slots)
-        groups = self._num_groups
-        for index, sequence in enumerate(self._at(slots)):
-            sequence.pages.append(pages[index * groups : (index + 1) * groups])
-            sequence.pages.num_sent += 1
+        sequences = self._at(slots)
+        for group in range(self._num_groups):
+            own = pages[group :: self._num_groups]
+            for sequence, page in zip(sequences, own, strict=True):
+                sequence.pages.tables[group].append(page)
 
     # Committing its results.
 

@@ -116,7 +116,8 @@ class PagePool:
         self.used_by_group[group] += count
         for _ in range(count):
             page, _ = self._free.popitem(last=False)
-            self._forget(page)
+            if page in self._hash_of:
+                self._forget(page)
             self._references[page] = 1
             self._group_of[page] = group
             pages.append(page)
@@ -152,13 +153,12 @@ class PagePool:
     def evict(self, pages: Iterable[int]) -> None:
         """Let find() no longer find these pages: their content may be invalid."""
         for page in pages:
-            self._forget(page)
+            if page in self._hash_of:
+                self._forget(page)
 
     def _forget(self, page: int) -> None:
-        group_and_hash = self._hash_of.pop(page, None)
-        if group_and_hash is not None:
-            group, page_hash = group_and_hash
-            del self._page_of[group][page_hash]
+        group, page_hash = self._hash_of.pop(page)
+        del self._page_of[group][page_hash]
 
     def check_integrity(self, holders: Iterable[list[int]] = ()) -> None:
         """Assert that the records agree with each other and with the page lists of all holders."""

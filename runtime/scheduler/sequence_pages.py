@@ -13,7 +13,8 @@ class SequencePages:
     firsts[group]  the first index that is held; NO_PAGE stands before it, and nowhere else
     quota          pages that groups with a window can count on together, while it prefills
     reserved       those of them that are still to be allocated
-    num_sent       entries of each table that the device has
+    num_sent       entries of each table that the device has, until the sequence decodes: from then
+                   on each entry is sent with the row that needs it
     """
 
     __slots__ = ("firsts", "num_sent", "quota", "reserved", "tables")
@@ -39,11 +40,6 @@ class SequencePages:
 
     def num_held_in(self, groups: list[int]) -> int:
         return sum(len(self.tables[group]) - self.firsts[group] for group in groups)
-
-    def append(self, pages: list[int]) -> None:
-        """One more page in each group."""
-        for table, page in zip(self.tables, pages, strict=True):
-            table.append(page)
 
     def unsent(self, count: int) -> list[int]:
         """Entries num_sent .. count - 1 of the tables, those of all groups side by side; the device
