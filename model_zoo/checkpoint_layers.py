@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor, wrong_shape
 from model_zoo.config import ModelError
-from model_zoo.layers.linear import Projection
+from model_zoo.layers.linear import LoadedProjection
 from model_zoo.quantization.config import QuantizationConfig, read_quantization
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
@@ -108,7 +108,7 @@ class CheckpointLayers:
         return scheme if all(scheme.fits(n, inputs) for n in parts.values()) else None
 
     def take(
-        self, projection: Projection, sources: MutableMapping[str, CheckpointTensor]
+        self, projection: LoadedProjection, sources: MutableMapping[str, CheckpointTensor]
     ) -> dict[str, CheckpointTensor] | None:
         """Remove the tensors of a layer that must be converted from `sources`: suffix -> tensor.
 
@@ -124,11 +124,11 @@ class CheckpointLayers:
         if stored is not None:
             check(name, shape, stored, present)
         elif "weight" in found:
-            expected = shape[::-1] if projection.linear.transposed else shape
+            expected = shape[::-1] if projection.transposed else shape
             _check_shape(found["weight"], expected)
         return found
 
-    def conversion(self, projection: Projection) -> Callable[[Mapping[str, Tensor]], None]:
+    def conversion(self, projection: LoadedProjection) -> Callable[[Mapping[str, Tensor]], None]:
         """Stores the tensors of `take`, by suffix, in the projection's parameters."""
         name, shape = projection.name, projection.shape
         stored = self.stored(name, shape)
@@ -136,7 +136,7 @@ class CheckpointLayers:
         def convert(tensors: Mapping[str, Tensor]) -> None:
             if stored is None:
                 weight = tensors["weight"]
-                weight = quantize_fp8(weight.T if projection.linear.transposed else weight)
+                weight = quantize_fp8(weight.T if projection.transposed else weight)
             else:
                 weight = read(tensors, stored, shape, name)
             try:

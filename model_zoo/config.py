@@ -8,11 +8,12 @@ from typing import Any
 
 from attention.spec import AttentionSpec
 from model_zoo.json_fields import Fields, ModelError
+from model_zoo.moe_config import MoEConfig, read_moe
 from model_zoo.rope_config import RopeConfig, read_rope
 
 __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
 
-MODEL_TYPES = ("gpt2", "llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
 DTYPES = ("float32", "bfloat16", "float16")
 # Of transformers, where config.json has no such field.
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
@@ -37,6 +38,7 @@ class ModelConfig:
     mlp_bias: bool
     qk_norm: bool  # RMSNorm of each head's query and key
     eos_ids: tuple[int, ...]
+    moe: MoEConfig | None = None  # None: every layer has one MLP
     dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
     windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; (): no layer has one
     attention_scale: float = 0.0  # of the logits; 0: head_dim**-0.5
@@ -62,6 +64,12 @@ class ModelConfig:
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
+    @property
+    def inner_values(self) -> int:
+        """Inner values of a token between the products of an MLP, or of all of its experts."""
+        experts = 0 if self.moe is None else self.moe.token_values
+        return max(self.intermediate_size, experts)
+
 
 def read_config(directory: Path | str) -> ModelConfig:
     """The config of the model in `directory`.  Raises ModelError with file, field and remedy."""
@@ -81,7 +89,8 @@ def read_config(directory: Path | str) -> ModelConfig:
 
 
 def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
-    """llama, mistral, qwen2 and qwen3: one block, with and without biases and q/k norms."""
+    """llama, mistral, qwen2, qwen3, and those of them with experts: one block, with and without
+    biases and q/k norms."""
     hidden_size = fields.integer("hidden_size")
     num_heads = fields.integer("num_attention_heads")
     num_kv_heads = fields.integer("num_key_value_heads", num_heads)
@@ -94,10 +103,15 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         raise fields.error("head_dim", head_dim, "an even number above 0 is expected")
     fields.choice("hidden_act", ("silu",), "silu")
     attention_bias = False
-    if model_type in ("llama", "qwen3"):
+    if model_type in ("llama", "qwen3", "qwen3_moe"):
         attention_bias = fields.flag("attention_bias", False)
     rope, max_position = read_rope(fields, fields.integer("max_position_embeddings"))
-    vocab_size, num_layers = fields.integer("vocab_size"), fields.integer("num_hidden_layers")
+    if model_type == "qwen2_moe":
+        qkv_bias = fields.flag("qkv_bias", True)
+    else:
+        qkv_bias = attention_bias or model_type == "qwen2"
+    vocab_size = fields.integer("vocab_size")
+    num_layers = fields.integer("num_hidden_layers")
     return ModelConfig(
         model_type=model_type,
         vocab_size=vocab_size,
@@ -109,13 +123,14 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         head_dim=head_dim,
         max_position=max_position,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
-        qk_norm=model_type == "qwen3",
+        qk_norm=model_type in ("qwen3", "qwen3_moe"),
         rope=rope,
         tie_embeddings=fields.flag("tie_word_embeddings", False),
-        qkv_bias=attention_bias or model_type == "qwen2",
+        qkv_bias=qkv_bias,
         out_bias=attention_bias,
         mlp_bias=model_type == "llama" and fields.flag("mlp_bias", False),
         eos_ids=_eos_ids(fields, vocab_size),
+        moe=read_moe(fields, model_type, num_layers),
         dtype=dtype,
         windows=_windows(fields, model_type, num_layers),
     )
@@ -188,6 +203,8 @@ def _sliding_window(fields: Fields, model_type: str) -> tuple[int | None, int]:
     if model_type == "mistral":
         default = None if "sliding_window" in fields.values else DEFAULT_WINDOW
         return fields.integer("sliding_window", default), 0
+    if model_type == "mixtral":
+        return fields.integer("sliding_window", None), 0
     if not fields.flag("use_sliding_window", False):
         return None, 0
     return fields.integer("sliding_window", DEFAULT_WINDOW), _max_window_layers(fields)

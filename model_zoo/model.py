@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,7 @@ from model_zoo.inputs import ModelInput
 from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.linear import Linear, Projection
 from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 
 Weights = dict[str, Tensor]  # by name in the checkpoint
@@ -47,8 +49,15 @@ class Model(nn.Module, ABC):
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """Run with the first two layers only, for work such as compilation of kernels."""
-        whole, self.layers = self.layers, self.layers[:2]
+        """Run with the first two layers of each kind only, for work such as compiling kernels."""
+        whole = self.layers
+        kinds: Counter[type[nn.Module]] = Counter()
+        few: list[nn.Module] = []
+        for layer in whole:
+            kind = type(getattr(layer, "mlp", layer))
+            kinds[kind] += 1
+            few += [layer] if kinds[kind] <= 2 else []
+        self.layers = nn.ModuleList(few)
         try:
             yield
         finally:
@@ -59,6 +68,10 @@ class Model(nn.Module, ABC):
         linears = [module for module in self.modules() if isinstance(module, Linear)]
         return [projection for linear in linears for projection in linear.projections()]
 
+    def experts(self) -> list[Experts]:
+        """The experts of all layers that have some."""
+        return [module for module in self.modules() if isinstance(module, Experts)]
+
     @abstractmethod
     def other_weights(self) -> Weights:
-        """The weights outside of Linears: tensor name in the checkpoint -> parameter."""
+        """Weights outside of Linears and experts: tensor name in the checkpoint -> parameter."""

@@ -15,6 +15,9 @@ MODELS = {
     "mistral": "model_zoo.models.llama:Llama",
     "qwen2": "model_zoo.models.llama:Llama",
     "qwen3": "model_zoo.models.llama:Llama",
+    "mixtral": "model_zoo.models.llama:Llama",
+    "qwen2_moe": "model_zoo.models.llama:Llama",
+    "qwen3_moe": "model_zoo.models.llama:Llama",
     "gpt2": "model_zoo.models.gpt2:GPT2",
 }
 

@@ -13,7 +13,8 @@ from model_zoo.checkpoint import Checkpoint, shorten, wrong_shape
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
 from model_zoo.kv_scales import is_kv_scale
-from model_zoo.layers.linear import Projection
+from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.moe.experts import Experts
 from model_zoo.model import Model
 from model_zoo.staging import Parameter, StagedLayer
 from model_zoo.weight_reader import WeightTarget
@@ -43,15 +44,21 @@ class WeightTargets:
             self._add_parameter(name, place)
         for projection in model.projections():
             self._add_projection(projection)
+        for experts in model.experts():
+            self._add_experts(experts)
         self._check()
 
-    def _add_parameter(self, name: str, place: Tensor) -> None:
+    def _add_parameter(
+        self, name: str, place: Tensor, shape: tuple[int, ...] | None = None
+    ) -> None:
+        """shape: in the file, if it is not that of `place`"""
+        shape = shape or tuple(place.shape)
         source = self._sources.pop(name, None)
         if source is None:
             self._missing.append(name)
             return
-        if source.shape != tuple(place.shape):
-            self._wrong.append(wrong_shape(source, tuple(place.shape)))
+        if source.shape != shape:
+            self._wrong.append(wrong_shape(source, shape))
         elif source.dtype not in FLOATS:
             self._wrong.append(
                 f"{source} is {str(source.dtype).removeprefix('torch.')}, which only linear layers "
@@ -59,14 +66,24 @@ class WeightTargets:
             )
         self.targets.append(WeightTarget(source, Parameter(place)))
 
-    def _add_projection(self, projection: Projection) -> None:
+    def _add_experts(self, experts: Experts) -> None:
+        """One tensor for each expert, or one for all: whichever the files have."""
+        stacked = experts.stacked_tensors()
+        if any(name in self._sources for name in stacked):
+            for name, tensor in stacked.items():
+                self._add_parameter(name, tensor.place, tensor.shape)
+        else:
+            for projection in experts.projections():
+                self._add_projection(projection)
+
+    def _add_projection(self, projection: LoadedProjection) -> None:
         if projection.bias is not None:
             self._add_parameter(f"{projection.name}.bias", projection.bias)
         sources = self._layers.take(projection, self._sources)
         if sources is None:
             self._add_parameter(f"{projection.name}.weight", projection.weight)
             return
-        device = projection.linear.device
+        device = projection.device
         if not sources:
             self._missing.append(f"{projection.name}.weight")
         layer = StagedLayer(sources, device, self._layers.conversion(projection))

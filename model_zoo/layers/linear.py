@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,32 @@ MIN_ADDMM_ROWS = 1024
 FILLED_AT_ONCE = 1 << 24
 
 
+class LoadedProjection(Protocol):
+    """A linear layer of the checkpoint, and where it belongs: a Projection, or an expert's."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def transposed(self) -> bool:
+        """The checkpoint stores [in, out]."""
+        ...
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def fill(self, weight: QuantizedWeight) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Projection:
     """A linear layer of the checkpoint: some output features of a Linear."""
@@ -42,6 +69,14 @@ class Projection:
     def shape(self) -> tuple[int, int]:
         """[N, K] of its weight."""
         return self.outputs, self.linear.inputs
+
+    @property
+    def device(self) -> torch.device:
+        return self.linear.device
+
+    @property
+    def transposed(self) -> bool:
+        return self.linear.transposed
 
     @property
     def weight(self) -> Tensor:

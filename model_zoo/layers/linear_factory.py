@@ -9,6 +9,7 @@ import torch
 
 from model_zoo.layers.embedding import Embedding, LMHead
 from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.quantization.weight_scheme import WeightScheme
 
 # The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight;
@@ -46,6 +47,19 @@ class LinearFactory:
         return SwigluLinear(
             inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme
         )
+
+    def unquantized(self, inputs: int, outputs: int, *, bias: bool) -> Linear:
+        """A Linear whose weight the model names itself, and which is never quantized."""
+        return Linear(inputs, outputs, bias=bias, dtype=self.dtype)
+
+    def experts(
+        self, count: int, outputs: int, inputs: int, parts: Mapping[str, int], *, bias: bool
+    ) -> ExpertStack:
+        """parts: the layers of all experts, which are packed if one scheme is that of all."""
+        scheme = self.scheme_of(parts, inputs)
+        if scheme is not None and scheme.permuted:  # differently for each expert
+            scheme = None
+        return ExpertStack(count, outputs, inputs, bias=bias, dtype=self.dtype, scheme=scheme)
 
     def head(self, vocab: int, inputs: int, name: str, tied: Embedding | None) -> LMHead:
         """tied: the embedding whose weight the head shares."""

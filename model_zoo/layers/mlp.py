@@ -19,6 +19,10 @@ class SwigluMLP(nn.Module):
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""
         return self.down.add(self.gate_up.swiglu(x), residual)
 
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, size] -> [T, size]."""
+        return self.down(self.gate_up.swiglu(x))
+
 
 class MLP(nn.Module):
     """down(gelu(up(x))) with the tanh approximation of gelu, as in GPT-2."""

@@ -45,6 +45,42 @@ def test_shards_load_like_one_file(tmp_path: Path):
     assert torch.equal(one, many)
 
 
+def test_experts_in_one_tensor_load_like_one_tensor_each(tmp_path: Path):
+    write_checkpoint("qwen3-moe", tmp_path)
+    config, tokens = read_config(tmp_path), torch.arange(30)
+    assert config.moe is not None
+    each = PagedRow(load(tmp_path), config, torch.float32).feed(tokens)
+
+    def stack(tensors: dict[str, torch.Tensor]) -> None:
+        for layer in range(config.num_layers):
+            name = f"model.layers.{layer}.mlp.experts"
+            parts = {
+                part: torch.stack(
+                    [tensors.pop(f"{name}.{expert}.{part}_proj.weight") for expert in range(8)]
+                )
+                for part in ("gate", "up", "down")
+            }
+            tensors[f"{name}.gate_up_proj"] = torch.cat([parts["gate"], parts["up"]], 1)
+            tensors[f"{name}.down_proj"] = parts["down"]
+
+    change(tmp_path, stack)
+    assert torch.equal(PagedRow(load(tmp_path), config, torch.float32).feed(tokens), each)
+    change(tmp_path, lambda tensors: tensors.pop("model.layers.1.mlp.experts.down_proj"))
+    with pytest.raises(ModelError, match=r"missing: model\.layers\.1\.mlp\.experts\.down_proj"):
+        load(tmp_path)
+
+
+def test_a_missing_or_wrong_expert_is_named(tmp_path: Path):
+    write_checkpoint("mixtral", tmp_path)
+    name = "model.layers.2.block_sparse_moe.experts.3"
+    change(tmp_path, lambda tensors: tensors.update({f"{name}.w2.weight": torch.zeros(64, 95)}))
+    with pytest.raises(ModelError, match=rf"{re.escape(name)}\.w2\.weight has shape \[64, 95\]"):
+        load(tmp_path)
+    change(tmp_path, lambda tensors: tensors.pop(f"{name}.w2.weight"))
+    with pytest.raises(ModelError, match=rf"missing: {re.escape(name)}\.w2\.weight"):
+        load(tmp_path)
+
+
 def test_progress_ends_near_the_size_of_the_files(tmp_path: Path):
     write_checkpoint("qwen3", tmp_path)
     seen: list[tuple[str, int, int]] = []

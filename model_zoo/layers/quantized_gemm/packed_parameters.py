@@ -48,17 +48,7 @@ class PackedParameters(nn.Module):
         Raises ValueError if the order of its columns is not that of the rows stored before.
         """
         self._store_order(weight.permutation)
-        rows, mine = pack(weight), self.weight
-        last = first + len(rows.words)
-        mine.words[first:last] = rows.words
-        if rows.row_group > 1:
-            mine.scales[first // rows.row_group :][: len(rows.scales)] = rows.scales
-        else:
-            mine.scales[:, first:last] = rows.scales
-        if mine.zeros is not None and rows.zeros is not None:
-            mine.zeros[:, first:last] = rows.zeros
-        if mine.row_scales is not None and rows.row_scales is not None:
-            mine.row_scales[first:last] = rows.row_scales
+        store_rows(self.weight, first, weight)
 
     def _store_order(self, permutation: Tensor | None) -> None:
         mine = self.weight.permutation
@@ -77,24 +67,44 @@ class PackedParameters(nn.Module):
 
     @torch.no_grad()
     def fill_randomly(self) -> None:
-        """Random codes, with scales for a standard deviation of about 0.02."""
-        scheme, weight = self.scheme, self.weight
-        device = weight.words.device
-        if scheme.kind == "fp8":
-            for part in weight.words.split(1 << 12):
-                codes = torch.randn(len(part), 4 * part.shape[1], device=device) * 64
-                part.copy_(codes.to(torch.float8_e4m3fn).view(torch.int32))
-        else:
-            weight.words.random_(-(1 << 31), 1 << 31)
-        if scheme.kind == "fp4":
-            ones = torch.ones(1, dtype=torch.float8_e4m3fn).view(torch.uint8).item()
-            weight.scales.fill_(ones if scheme.row_scales else 127 - 7)  # e4m3 1.0, or e8m0 2^-7
-        else:
-            deviation = {"fp8": 64.0, "int4": 4.6, "int8": 74.0}[scheme.kind]
-            weight.scales.fill_(0.02 / deviation)
-        if weight.row_scales is not None:
-            weight.row_scales.fill_(0.02 / 2.9)
-        if weight.zeros is not None:
-            weight.zeros.fill_(8 if scheme.kind == "int4" else 128)
-        if weight.permutation is not None:
-            weight.permutation.copy_(torch.randperm(len(weight.permutation), device=device))
+        """As the function."""
+        fill_randomly(self.weight)
+
+
+def store_rows(mine: PackedWeight, first: int, weight: QuantizedWeight) -> None:
+    """Fill the rows of `mine` from `first` on, but for the order of its columns."""
+    rows = pack(weight)
+    last = first + len(rows.words)
+    mine.words[first:last] = rows.words
+    if rows.row_group > 1:
+        mine.scales[first // rows.row_group :][: len(rows.scales)] = rows.scales
+    else:
+        mine.scales[:, first:last] = rows.scales
+    if mine.zeros is not None and rows.zeros is not None:
+        mine.zeros[:, first:last] = rows.zeros
+    if mine.row_scales is not None and rows.row_scales is not None:
+        mine.row_scales[first:last] = rows.row_scales
+
+
+def fill_randomly(weight: PackedWeight) -> None:
+    """Random codes, with scales for a standard deviation of about 0.02."""
+    kind, device = weight.kind, weight.words.device
+    if kind == "fp8":
+        for part in weight.words.split(1 << 12):
+            codes = torch.randn(len(part), 4 * part.shape[1], device=device) * 64
+            part.copy_(codes.to(torch.float8_e4m3fn).view(torch.int32))
+    else:
+        weight.words.random_(-(1 << 31), 1 << 31)
+    if kind == "fp4":
+        ones = torch.ones(1, dtype=torch.float8_e4m3fn).view(torch.uint8).item()
+        # e4m3 1.0, or e8m0 2^-7
+        weight.scales.fill_(127 - 7 if weight.row_scales is None else ones)
+    else:
+        deviation = {"fp8": 64.0, "int4": 4.6, "int8": 74.0}[kind]
+        weight.scales.fill_(0.02 / deviation)
+    if weight.row_scales is not None:
+        weight.row_scales.fill_(0.02 / 2.9)
+    if weight.zeros is not None:
+        weight.zeros.fill_(8 if kind == "int4" else 128)
+    if weight.permutation is not None:
+        weight.permutation.copy_(torch.randperm(len(weight.permutation), device=device))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model_zoo.config import read_config
+from model_zoo.layers.moe.block import MoE
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
@@ -41,7 +42,9 @@ def test_the_last_layer_computes_on_for_the_last_tokens_alone(kind: str, tmp_pat
     expected = PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
     rows: list[int] = []
     for layer in model.layers:
-        layer.mlp.down.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
+        mlp = layer.mlp
+        first = mlp.router if isinstance(mlp, MoE) else mlp.down
+        first.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
     row = PagedRow(model, config, torch.float32)
     for begin, end in pairwise([0, *cuts, LENGTH]):
         [logits] = row.feed(tokens[begin:end], only_last=True)

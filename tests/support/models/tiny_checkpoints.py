@@ -27,6 +27,7 @@ GPT2_SHAPE = {
     "n_head": 4,
     "eos_token_id": 1,
 }
+MOE_KINDS = ("qwen3-moe", "qwen3-moe-some-layers", "qwen2-moe", "mixtral")
 KINDS = (
     "qwen3",
     "qwen3-tied",
@@ -43,6 +44,7 @@ KINDS = (
     "gpt2-untied",
     "mistral-window",
     "qwen2-windows",
+    *MOE_KINDS,
 )
 
 
@@ -50,7 +52,28 @@ def _scaled(kind: str, **fields: float) -> dict[str, object]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
 
 
+def _moe_config(kind: str):
+    from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+
+    match kind:
+        case "qwen3-moe":
+            experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
+            return Qwen3MoeConfig(**SHAPE, **experts, head_dim=32, norm_topk_prob=True)
+        case "qwen3-moe-some-layers":
+            experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+            layers = {"num_hidden_layers": 4, "mlp_only_layers": [3], "decoder_sparse_step": 2}
+            return Qwen3MoeConfig(**{**SHAPE, **layers}, **experts, head_dim=16)
+        case "qwen2-moe":
+            experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+            return Qwen2MoeConfig(**SHAPE, **experts, shared_expert_intermediate_size=80)
+        case "mixtral":
+            return MixtralConfig(**SHAPE, num_local_experts=4, num_experts_per_tok=2)
+    raise ValueError(kind)
+
+
 def _config(kind: str):
+    if kind in MOE_KINDS:
+        return _moe_config(kind)
     from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     match kind:

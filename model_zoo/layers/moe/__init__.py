@@ -1,0 +1,1 @@
+"""Mixture-of-experts layers: routers, stacked experts, their kernels and tile sizes."""

@@ -1,0 +1,24 @@
+"""MoE: a mixture of experts in the place of an MLP."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from model_zoo.layers.mlp import SwigluMLP
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.router import Router
+
+
+class MoE(nn.Module):
+    """The router's experts of each token, and the shared expert, if there is one."""
+
+    def __init__(self, router: Router, experts: Experts, shared: SwigluMLP | None = None) -> None:
+        super().__init__()
+        self.router, self.experts, self.shared = router, experts, shared
+
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+        """x, residual [T, size] -> (output, residual), as Linear.add."""
+        routed = self.router(x)
+        shared = None if self.shared is None else self.shared(x)
+        y = self.experts(x, routed.ids, routed.weights, shared, routed.shared_gate)
+        return y, residual

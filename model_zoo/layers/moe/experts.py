@@ -1,0 +1,175 @@
+"""Experts: the feed-forward networks of a mixture, and the tokens that each of them gets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.moe.activation import activate
+from model_zoo.layers.moe.expert_stack import ExpertProjection
+from model_zoo.layers.moe.tiles import ExpertTiles, TilesByTokens
+from model_zoo.moe_config import MoEConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNames:
+    """What a checkpoint calls the experts of a layer.
+
+    In files that store one matrix for each expert: `{prefix}.{expert}.{gate}.weight`.  In files
+    that store one for all: `{prefix}.gate_up_proj` and `{prefix}.down_proj`, as [E, out, in], or
+    transposed as [E, in, out], which a square shape would not show: it belongs to the architecture.
+    """
+
+    prefix: str
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    transposed: bool = False
+    interleaved: bool = False  # outputs of gate_up_proj are gate 0, up 0, gate 1, ...
+
+    def gate_up_parts(self, expert: int, size: int) -> dict[str, int]:
+        """The layers of the checkpoint that make up an expert's first product -> outputs."""
+        name = f"{self.prefix}.{expert}"
+        return {f"{name}.{self.gate}": size, f"{name}.{self.up}": size}
+
+    def down_part(self, expert: int, size: int) -> dict[str, int]:
+        return {f"{self.prefix}.{expert}.{self.down}": size}
+
+
+@dataclass(frozen=True, slots=True)
+class StackedTensor:
+    """A tensor of the checkpoint that holds a matrix of every expert."""
+
+    shape: tuple[int, ...]  # in the file
+    place: Tensor  # a view of the parameter, of as many elements in the same order
+
+
+class Experts(nn.Module):
+    """down(activation(gate(x), up(x))) of each expert, summed with the router's weights."""
+
+    def __init__(
+        self, config: MoEConfig, hidden: int, names: ExpertNames, linears: LinearFactory
+    ) -> None:
+        super().__init__()
+        self.num_experts, self.top_k = config.router.num_experts, config.router.top_k
+        self.hidden, self.inner = hidden, config.intermediate_size
+        self.activation, self.names = config.activation, names
+        gate_up: dict[str, int] = {}
+        down: dict[str, int] = {}
+        for expert in range(self.num_experts):
+            gate_up |= names.gate_up_parts(expert, self.inner)
+            down |= names.down_part(expert, hidden)
+        self.gate_up = linears.experts(
+            self.num_experts, 2 * self.inner, hidden, gate_up, bias=config.bias
+        )
+        self.down = linears.experts(self.num_experts, hidden, self.inner, down, bias=config.bias)
+        self._tiles = TilesByTokens()
+        self.is_batch_invariant = False
+
+    @property
+    def is_packed(self) -> bool:
+        return self.gate_up.packed is not None or self.down.packed is not None
+
+    @property
+    def is_float32(self) -> bool:
+        return self.gate_up.dtype == torch.float32
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights."""
+        return self.gate_up.nbytes + self.down.nbytes
+
+    def projections(self) -> Iterator[ExpertProjection]:
+        """The checkpoint's linear layers, where it stores one for each expert."""
+        for expert in range(self.num_experts):
+            first = 0
+            for name, outputs in self.names.gate_up_parts(expert, self.inner).items():
+                yield ExpertProjection(name, self.gate_up, expert, first, outputs)
+                first += outputs
+            for name, outputs in self.names.down_part(expert, self.hidden).items():
+                yield ExpertProjection(name, self.down, expert, 0, outputs)
+
+    def stacked_tensors(self) -> dict[str, StackedTensor]:
+        """The checkpoint's tensors, where it stores one for all experts; empty if quantized."""
+        found: dict[str, StackedTensor] = {}
+        stacks = {"gate_up_proj": self.gate_up, "down_proj": self.down}
+        for name, stack in stacks.items():
+            if stack.packed is not None:
+                return {}
+            split = self.names.interleaved and stack is self.gate_up
+            whole = f"{self.names.prefix}.{name}"
+            found[whole] = _stacked(stack.weight, split, self.names.transposed)
+            if stack.bias is not None:
+                found[f"{whole}_bias"] = _stacked(stack.bias, split, False)
+        return found
+
+    def use_tiles(self, tiles: Mapping[int, ExpertTiles], *, batch_invariant: bool = False) -> None:
+        """Set the kernels' tiles for numbers of tokens, as TilesByTokens.set.
+
+        batch_invariant: they have one order of summation, and none is autotuned
+        """
+        self.is_batch_invariant = batch_invariant
+        self._tiles.set(tiles)
+
+    def tiles_of(self, tokens: int) -> ExpertTiles:
+        """The tiles for so many tokens."""
+        return self._tiles.of(tokens, self)
+
+    def forward(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        shared: Tensor | None = None,
+        shared_gate: Tensor | None = None,
+    ) -> Tensor:
+        """The experts' weighted sum for each token, plus sigmoid(shared_gate) * shared -> [T, H].
+
+        x:           [T, H]
+        ids:         [T, k] int32, different ones in a row
+        weights:     [T, k] float32
+        shared:      [T, H], the shared expert's output, or None
+        shared_gate: [T], or None for a factor of 1
+        """
+        if fused_kernels.use_fused_kernels(x.device):
+            from model_zoo.layers.moe.run import run_experts
+
+            return run_experts(self, x, ids, weights, shared, shared_gate)
+        out = self._reference(x, ids, weights)
+        if shared is not None:
+            added = shared.float()
+            if shared_gate is not None:
+                added = added * shared_gate.float().sigmoid()[:, None]
+            out += added
+        return out.to(x.dtype)
+
+    def _reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum [T, H] float32, one expert after the other that has tokens."""
+        out = torch.zeros(len(x), self.hidden, dtype=torch.float32, device=x.device)
+        pairs = ids.flatten().long()
+        order = pairs.argsort(stable=True)
+        counts = pairs.bincount(minlength=self.num_experts).tolist()
+        for expert, mine in enumerate(order.split(counts)):
+            if not len(mine):
+                continue
+            rows = mine // self.top_k
+            inner = activate(self.gate_up.product(expert, x[rows]), self.activation)
+            y = self.down.product(expert, inner).float()
+            out.index_add_(0, rows, y * weights.flatten()[mine, None])
+        return out
+
+
+def _stacked(place: Tensor, interleaved: bool, transposed: bool) -> StackedTensor:
+    """A parameter [E, N, K] or [E, N], with gates before ups, as a file stores it."""
+    shape = tuple(place.shape)
+    if interleaved:
+        place = place.unflatten(1, (2, -1)).transpose(1, 2)  # [E, I, 2, K]
+    if transposed:
+        shape = (shape[0], shape[2], shape[1])
+        place = place.movedim(-1, 1)  # [E, K, N], or [E, K, I, 2]
+    return StackedTensor(shape, place)

@@ -1,0 +1,68 @@
+"""Router: chooses the experts of each token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.moe.routing import route
+from model_zoo.moe_config import RouterConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """The experts of T tokens, in the order of their scores."""
+
+    ids: Tensor  # [T, k] int32
+    weights: Tensor  # [T, k] float32
+    shared_gate: Tensor | None  # [T], the shared expert's, before the sigmoid
+
+
+class Router(nn.Module):
+    """Logits of all experts, by one unquantized Linear, and the choice of k of them.
+
+    A shared expert's gate, if it has one, is the Linear's last output.
+    """
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        hidden: int,
+        linears: LinearFactory,
+        *,
+        shared_gate: bool = False,
+        bias: bool = False,
+    ) -> None:
+        super().__init__()
+        self.config, self._has_gate = config, shared_gate
+        self.linear = linears.unquantized(hidden, config.num_experts + shared_gate, bias=bias)
+        self.correction_bias: nn.Parameter | None = None
+        if config.correction_bias:
+            room = torch.empty(config.num_experts, dtype=torch.float32)
+            self.correction_bias = nn.Parameter(room, requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """[E, hidden]"""
+        return self.linear.weight[: self.config.num_experts]
+
+    @property
+    def shared_gate_weight(self) -> Tensor | None:
+        """[1, hidden]"""
+        return self.linear.weight[self.config.num_experts :] if self._has_gate else None
+
+    def forward(self, x: Tensor) -> Routed:
+        """x [T, hidden]"""
+        outputs = self.linear(x)
+        logits = outputs[:, : self.config.num_experts]
+        gate = outputs[:, self.config.num_experts] if self._has_gate else None
+        if fused_kernels.use_fused_kernels(x.device):
+            from model_zoo.layers.moe.router_kernel import covers, route_tokens
+
+            if covers(self.config):
+                return Routed(*route_tokens(logits, self.config, self.correction_bias), gate)
+        return Routed(*route(logits, self.config, self.correction_bias), gate)

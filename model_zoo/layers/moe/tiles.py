@@ -1,0 +1,164 @@
+"""ExpertTiles: the sizes of the experts' kernels, on which no result depends but by rounding."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+# From the first number of tokens to the largest of FEW, no tokens are sorted: few_tokens.py.
+FEW = 8
+FEW_COLUMNS = 16  # in which those tokens are multiplied: the least that tensor cores take
+# Numbers of tokens that are tuned; each covers smaller ones, the last one larger ones too.
+BUCKETS = (1, 4, FEW, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+@dataclass(frozen=True, slots=True)
+class ProductTile:
+    """The tile of one of the two products, for rows of a tile that both share."""
+
+    outputs: int  # rows of W; of the first product gates, and as many ups
+    columns: int  # of K in a step: a multiple of 64, of 128 for weights of 4 bits
+    warps: int = 4
+    stages: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertTiles:
+    """Fields of two ProductTiles, flat, as the autotune cache stores them."""
+
+    rows: int  # of a tile: tokens of one expert; FEW_COLUMNS where tokens are few
+    gate_up_outputs: int
+    gate_up_columns: int
+    gate_up_warps: int
+    gate_up_stages: int
+    down_outputs: int
+    down_columns: int
+    down_warps: int
+    down_stages: int
+
+    @classmethod
+    def of(cls, rows: int, gate_up: ProductTile, down: ProductTile) -> ExpertTiles:
+        first = (gate_up.outputs, gate_up.columns, gate_up.warps, gate_up.stages)
+        second = (down.outputs, down.columns, down.warps, down.stages)
+        return cls(rows, *first, *second)
+
+    @property
+    def gate_up(self) -> ProductTile:
+        return ProductTile(
+            self.gate_up_outputs, self.gate_up_columns, self.gate_up_warps, self.gate_up_stages
+        )
+
+    @property
+    def down(self) -> ProductTile:
+        return ProductTile(self.down_outputs, self.down_columns, self.down_warps, self.down_stages)
+
+
+class ExpertShape(Protocol):
+    """What the choice of tiles needs to know of Experts."""
+
+    num_experts: int
+    top_k: int
+    is_batch_invariant: bool
+
+    @property
+    def is_packed(self) -> bool: ...
+
+    @property
+    def is_float32(self) -> bool: ...
+
+
+class TilesByTokens:
+    """The tiles for each number of tokens: tuned ones, or default_tiles()."""
+
+    def __init__(self) -> None:
+        self._tiles: dict[int, ExpertTiles] = {}
+
+    def set(self, tiles: Mapping[int, ExpertTiles]) -> None:
+        """Tiles by the largest number of tokens that they are for, of BUCKETS."""
+        assert set(tiles) <= set(BUCKETS)
+        self._tiles = dict(tiles)
+
+    def of(self, tokens: int, shape: ExpertShape) -> ExpertTiles:
+        found = self._tiles.get(bucket_of(tokens))
+        return found or default_tiles(tokens, shape)
+
+
+def bucket_of(tokens: int) -> int:
+    """The bucket that covers so many tokens, or the largest one."""
+    return BUCKETS[min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)]
+
+
+def default_tiles(tokens: int, shape: ExpertShape) -> ExpertTiles:
+    """Tiles that run for any weights, without a measurement: the first of candidates."""
+    return candidates(tokens, shape)[0]
+
+
+FLOAT32 = ExpertTiles.of(16, ProductTile(32, 32, stages=2), ProductTile(32, 32, stages=2))
+# One kind of instruction, wgmma, at every number of rows, and steps of one size: one order of
+# summation.
+INVARIANT = {
+    16: ExpertTiles.of(16, ProductTile(64, 128), ProductTile(64, 128)),
+    64: ExpertTiles.of(64, ProductTile(64, 128, 4, 3), ProductTile(64, 128, 4, 3)),
+}
+# By the rows of a tile.
+PLAIN: dict[int, tuple[ExpertTiles, ...]] = {
+    16: (
+        ExpertTiles.of(16, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),
+        ExpertTiles.of(16, ProductTile(64, 128, 4, 4), ProductTile(128, 128, 4, 3)),
+        ExpertTiles.of(16, ProductTile(64, 64, 4, 5), ProductTile(64, 64, 4, 5)),
+    ),
+    32: (
+        ExpertTiles.of(32, ProductTile(64, 64, 4, 4), ProductTile(128, 64, 4, 4)),
+        ExpertTiles.of(32, ProductTile(64, 128, 4, 3), ProductTile(64, 128, 4, 4)),
+    ),
+    64: (
+        ExpertTiles.of(64, ProductTile(64, 64, 4, 4), ProductTile(128, 64, 4, 4)),
+        ExpertTiles.of(64, ProductTile(64, 64, 8, 4), ProductTile(128, 64, 8, 4)),
+    ),
+    128: (
+        ExpertTiles.of(128, ProductTile(64, 64, 8, 4), ProductTile(128, 64, 8, 4)),
+        ExpertTiles.of(128, ProductTile(128, 64, 8, 3), ProductTile(128, 64, 8, 4)),
+        ExpertTiles.of(128, ProductTile(128, 64, 8, 3), ProductTile(256, 64, 8, 3)),
+    ),
+}
+FEW_PLAIN = (
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 128, 4, 4), ProductTile(32, 256, 4, 3)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(16, 256, 4, 4), ProductTile(16, 256, 4, 3)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(16, 512, 4, 3), ProductTile(32, 128, 4, 4)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(64, 64, 4, 5), ProductTile(64, 128, 4, 4)),
+)
+PACKED: dict[int, tuple[ExpertTiles, ...]] = {
+    16: (
+        ExpertTiles.of(16, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),
+        ExpertTiles.of(16, ProductTile(32, 256, 4, 3), ProductTile(64, 256, 8, 3)),
+    ),
+    32: (ExpertTiles.of(32, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),),
+    64: (
+        ExpertTiles.of(64, ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
+        ExpertTiles.of(64, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),
+    ),
+    128: (ExpertTiles.of(128, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),),
+}
+FEW_PACKED = (
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 128, 4, 4), ProductTile(32, 128, 4, 4)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(16, 256, 4, 4), ProductTile(16, 256, 4, 4)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 256, 4, 3), ProductTile(32, 256, 4, 3)),
+)
+
+
+def candidates(tokens: int, shape: ExpertShape) -> tuple[ExpertTiles, ...]:
+    """What to time for so many tokens, the default first."""
+    if shape.is_float32:
+        return (FLOAT32,)
+    each = tokens * shape.top_k / shape.num_experts  # tokens of an expert, if all get as many
+    if shape.is_batch_invariant:
+        return (INVARIANT[16 if each <= 16 else 64],)
+    if tokens <= FEW:
+        return FEW_PACKED if shape.is_packed else FEW_PLAIN
+    table = PACKED if shape.is_packed else PLAIN
+    fitting = [rows for rows in table if rows >= 1.25 * each] or [max(table)]
+    least = fitting[0]
+    others = (rows for rows in (least // 2, 2 * least) if rows in table)
+    return (*table[least], *(table[rows][0] for rows in others))
