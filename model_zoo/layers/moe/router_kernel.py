@@ -3,7 +3,7 @@
 #   reads     logits [T, E] bf16, fp16 or fp32, rows at any stride; bias [E] fp32 or None
 #   writes    ids [T, k] int32, weights [T, k] fp32
 #   math      as route() of routing.py: scores in fp32, the k best one after the other, and of equal
-#             ones the first.  NaN is below every score, so that all ids are experts, and different ones
+#             ones the first.  NaN is below every score, so that ids are different experts
 #   launch    dependents are launched at once; it reads nothing before the wait
 #   bound     latency: k reductions over a warp
 #   checked   tests/model_zoo/layers/moe/test_router.py against route()

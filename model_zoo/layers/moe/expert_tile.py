@@ -1,0 +1,137 @@
+"""Device functions of the experts' kernels: tiles of weights of any format, and activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_zoo.layers.moe.activation import CLAMP_ALPHA, CLAMP_LIMIT
+from model_zoo.layers.moe.expert_stack import ExpertStack
+from model_zoo.layers.quantized_gemm.decode import decoding, load_weight, scale_is_per_row
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+
+LIMIT, ALPHA = tl.constexpr(CLAMP_LIMIT), tl.constexpr(CLAMP_ALPHA)
+PLAIN = "plain"
+
+
+@triton.jit
+def weight_of(W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert):
+    """The pointers of one expert's weight: scales and zeros, or row scales, may be None."""
+    expert = expert.to(tl.int64)
+    W += expert * N * width
+    if SCALES is not None:
+        SCALES += expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += expert * N
+    return W, SCALES, ZEROS, ROW_SCALES
+
+
+@triton.jit
+def load_tile(
+    W, SCALES, ZEROS, n, start, N, K, width, scale_row, scale_column, KIND: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr, SCALED: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """Columns start.. of rows n, all below N, of one expert's weight -> [BLOCK_N, BLOCK_K].
+
+    width  elements of a row in memory: K, or of a packed weight its words
+    """
+    if KIND == "plain":
+        k = start + tl.arange(0, BLOCK_K)
+        at = W + n.to(tl.int64)[:, None] * width + k[None, :]
+        if EVEN_K:
+            return tl.load(at)
+        return tl.load(at, mask=(k < K)[None, :], other=0.0)
+    BITS: tl.constexpr = 8 if KIND == "int8" or KIND == "fp8" else 4
+    columns = width * (32 // BITS)
+    return load_weight(
+        W, SCALES, ZEROS, n, start, N, columns, scale_row, scale_column, KIND, SCALE, UNIT, BLOCK_K,
+        RUN, ROW_GROUP, COLUMN_GROUP, SCALED,
+    )  # fmt: skip
+
+
+@triton.jit
+def row_factor(SCALES, ROW_SCALES, n, UNIT: tl.constexpr, PER_ROW: tl.constexpr):
+    """-> [BLOCK_N] float32: what multiplies the sums of whole rows n."""
+    factor = tl.full(n.shape, 1.0, tl.float32)
+    if PER_ROW:
+        factor = tl.load(SCALES + n).to(tl.float32) * UNIT
+    if ROW_SCALES is not None:
+        factor *= tl.load(ROW_SCALES + n)
+    return factor
+
+
+@triton.jit
+def load_columns(X, rows, start, K, row_stride, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr):
+    """Columns start.. of rows of x -> [BLOCK_K, rows]; 0 beyond K."""
+    k = start + tl.arange(0, BLOCK_K)
+    at = X + rows.to(tl.int64)[None, :] * row_stride + k[:, None]
+    if EVEN_K:
+        return tl.load(at)
+    return tl.load(at, mask=(k < K)[:, None], other=0.0)
+
+
+@triton.jit
+def sigmoid(z):
+    return 1.0 / (1.0 + tl.exp(-tl.maximum(z, -80.0)))  # exp of more would be infinite
+
+
+@triton.jit
+def activated(gate, up, ACTIVATION: tl.constexpr):
+    """As activate() of activation.py, in float32."""
+    if ACTIVATION == "silu_mul":
+        return gate * sigmoid(gate) * up
+    if ACTIVATION == "gelu_tanh_mul":
+        # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
+        return gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    gate = tl.minimum(gate, LIMIT)
+    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+    return (up + 1.0) * gate * sigmoid(gate * ALPHA)
+
+
+@dataclass(frozen=True, slots=True)
+class WeightArguments:
+    """What a kernel is given of an ExpertStack."""
+
+    tensors: tuple[Tensor | None, ...]  # weight or words, scales, zeros, row scales, bias
+    width: int
+    strides: tuple[int, int, int]  # of scales: of an expert, a row, a column
+    options: dict[str, Any]  # constants of the format
+
+    def of_tile(self, columns: int, inputs: int) -> dict[str, Any]:
+        """The format's constants, and those of a step of so many columns of K = inputs."""
+        run = min(self.options["RUN"], columns)
+        return {**self.options, "RUN": run, "BLOCK_K": columns, "EVEN_K": inputs % columns == 0}
+
+
+def weight_arguments(stack: ExpertStack) -> WeightArguments:
+    if stack.packed is None:
+        options = {
+            "KIND": PLAIN, "SCALE": "", "UNIT": 1.0, "RUN": 1, "ROW_GROUP": 1, "COLUMN_GROUP": 1,
+            "PER_ROW": False,
+        }  # fmt: skip
+        tensors = (stack.weight, None, None, None, stack.bias)
+        return WeightArguments(tensors, stack.inputs, (0, 0, 0), options)
+    whole, one = stack.packed.stack(), stack.packed.of(0)
+    found = decoding(one)
+    options = {
+        "KIND": one.kind, "SCALE": found.kind, "UNIT": found.unit, "RUN": found.run,
+        "ROW_GROUP": one.row_group, "COLUMN_GROUP": one.column_group,
+        "PER_ROW": scale_is_per_row(one),
+    }  # fmt: skip
+    tensors = (whole.words, _stored_scales(whole), whole.zeros, whole.row_scales, stack.bias)
+    strides = (found.scales.numel(), found.scale_row, found.scale_column)
+    return WeightArguments(tensors, one.words.shape[1], strides, options)
+
+
+def _stored_scales(weight: PackedWeight) -> Tensor:
+    """Scales of 8 bits as their bits, as decoding() has them."""
+    narrow = weight.scales.dtype.itemsize == 1
+    return weight.scales.view(torch.uint8) if narrow else weight.scales

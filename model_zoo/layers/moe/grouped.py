@@ -1,0 +1,164 @@
+"""Experts of any number of tokens, in plain Triton: GEMMs of the tiles that align() makes.
+
+grouped_gate_up, grouped_down
+  grid      (the most tiles that there can be * tiles of W's rows,): programs of tiles that there
+            are not end at once
+  reads     x [T, H], by the pairs of a tile; weights in any format of expert_tile.py; grouped_down
+            also weights [T, k] fp32, and the shared expert's output [T, H] and gate [T]
+  math      W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M]; float32 sums from the first
+            column to the last, and activations of them.  grouped_down writes the weighted output of
+            each pair in x's type; the program that completes a token's k pairs, of a tile of
+            columns, adds them in the order of its experts: deterministic, and with wgmma
+            independent of the other tokens.  That moves 4 T k H bytes more than an atomic sum
+            would, in part in L2, which is 5 % of the time of 8192 tokens of Qwen3-30B-A3B
+  writes    inner values [T k, I] in x's type; y [T, H]
+  bound     memory up to hundreds of tokens: 3 H I bytes of weights of each expert that has one;
+            then compute: 6 T k H I floating-point operations
+  checked   tests/model_zoo/layers/moe/test_expert_kernels.py
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attention.common.dependent_launch import wait_for_launcher
+from attention.common.softmax import dot
+from model_zoo.layers.moe.align import EXPERTS
+from model_zoo.layers.moe.expert_tile import (
+    activated,
+    load_columns,
+    load_tile,
+    row_factor,
+    weight_of,
+)
+from model_zoo.layers.moe.few_tokens import add_shared
+
+GROUP_M = 8  # adjacent tiles of x, which share W in the L2 cache
+
+
+@triton.jit
+def _coords(NUM_TILES, tiles_n, GROUP_M: tl.constexpr):
+    """-> (the program's tile of pairs, its tile of W's rows, whether they exist)."""
+    tiles_m = tl.load(NUM_TILES)
+    program = tl.program_id(0)
+    stripe = program // (GROUP_M * tiles_n) * GROUP_M
+    height = tl.maximum(tl.minimum(tiles_m - stripe, GROUP_M), 1)
+    within = program % (GROUP_M * tiles_n)
+    return stripe + within % height, within // height, program < tiles_m * tiles_n
+
+
+@triton.jit
+def _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M: tl.constexpr):
+    """-> (expert, pairs [BLOCK_M], which of them exist); the others are pair 0."""
+    word = tl.load(TILES + tile)
+    expert = word % EXPERTS
+    m = word // EXPERTS * BLOCK_M + tl.arange(0, BLOCK_M)
+    real = m < tl.load(COUNTS + expert)
+    pair = tl.load(PAIRS + expert.to(tl.int64) * tokens + m, mask=real, other=0)
+    return expert, pair, real
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _grouped_gate_up(
+    X, PAIRS, COUNTS, TILES, NUM_TILES, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, I, K,
+    x_row, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr, KIND: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        wait_for_launcher()
+    tile, tile_n, exists = _coords(NUM_TILES, tl.cdiv(I, BLOCK_N), GROUP_M)
+    if not exists:
+        return
+    expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
+    W, SCALES, ZEROS, ROW_SCALES = weight_of(
+        W, SCALES, ZEROS, ROW_SCALES, expert, 2 * I, width, scale_expert
+    )
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    gates = tl.minimum(n, I - 1)
+    ups = gates + I
+    gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x = load_columns(X, pair // TOP_K, start, K, x_row, BLOCK_K, EVEN_K)
+        w = load_tile(
+            W, SCALES, ZEROS, gates, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        )  # fmt: skip
+        gate = dot(w.to(x.dtype), x, gate, PRECISION)
+        w = load_tile(
+            W, SCALES, ZEROS, ups, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        )  # fmt: skip
+        up = dot(w.to(x.dtype), x, up, PRECISION)
+    gate *= row_factor(SCALES, ROW_SCALES, gates, UNIT, PER_ROW)[:, None]
+    up *= row_factor(SCALES, ROW_SCALES, ups, UNIT, PER_ROW)[:, None]
+    if BIAS is not None:
+        BIAS += expert.to(tl.int64) * 2 * I
+        gate += tl.load(BIAS + gates).to(tl.float32)[:, None]
+        up += tl.load(BIAS + ups).to(tl.float32)[:, None]
+    y = tl.trans(activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty))
+    at = OUT + pair.to(tl.int64)[:, None] * I + n[None, :]
+    tl.store(at, y, mask=real[:, None] & (n < I)[None, :])
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _grouped_down(
+    X, WEIGHTS, PAIRS, COUNTS, TILES, NUM_TILES, PARTS, ARRIVALS, SHARED, SHARED_GATE, OUT, W,
+    SCALES, ZEROS, ROW_SCALES, BIAS, tokens, N, K, gate_stride, width, scale_expert, scale_row,
+    scale_column, TOP_K: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    if DEPENDENT:
+        wait_for_launcher()
+    tile, tile_n, exists = _coords(NUM_TILES, tl.cdiv(N, BLOCK_N), GROUP_M)
+    if not exists:
+        return
+    expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
+    W, SCALES, ZEROS, ROW_SCALES = weight_of(
+        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
+    )
+    n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tl.minimum(n, N - 1)
+    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x = load_columns(X, pair, start, K, K, BLOCK_K, EVEN_K)
+        w = load_tile(
+            W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, KIND, SCALE, UNIT,
+            RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        )  # fmt: skip
+        acc = dot(w.to(x.dtype), x, acc, PRECISION)
+    acc *= row_factor(SCALES, ROW_SCALES, rows, UNIT, PER_ROW)[:, None]
+    if BIAS is not None:
+        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+    acc *= tl.load(WEIGHTS + pair)[None, :]
+    y = tl.trans(acc.to(PARTS.dtype.element_ty))
+    within = n < N
+    at = PARTS + pair.to(tl.int64)[:, None] * N + n[None, :]
+    tl.store(at, y, mask=real[:, None] & within[None, :])
+    # Threads arrive for rows that others have stored: the barriers order both before and after.
+    tl.debug_barrier()
+    token = pair // TOP_K
+    arrived = tl.atomic_add(ARRIVALS + tile_n * tokens + token, 1, mask=real)
+    tl.debug_barrier()
+    is_last = real & (arrived == TOP_K - 1)
+    if tl.max(is_last.to(tl.int32), 0) > 0:
+        summed = is_last[:, None] & within[None, :]
+        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for j in range(TOP_K):
+            at = PARTS + (token.to(tl.int64) * TOP_K + j)[:, None] * N + n[None, :]
+            part = tl.load(at, mask=summed, other=0.0, cache_modifier=".cg")
+            total += part.to(tl.float32)
+        if SHARED is not None:
+            total = tl.trans(
+                add_shared(
+                    tl.trans(total), SHARED, SHARED_GATE, token, n, tl.trans(summed), N, gate_stride
+                )
+            )
+        at = OUT + token.to(tl.int64)[:, None] * N + n[None, :]
+        tl.store(at, total.to(OUT.dtype.element_ty), mask=summed)

@@ -1,0 +1,125 @@
+"""run_experts: the experts' kernels for any number of tokens: at most three launches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.common.dependent_launch import dependent_launch
+from model_zoo.layers.gemm.implementations import TILES, workspace
+from model_zoo.layers.moe.align import align
+from model_zoo.layers.moe.expert_tile import weight_arguments
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.few_tokens import _few_down, _few_gate_up
+from model_zoo.layers.moe.grouped import GROUP_M, _grouped_down, _grouped_gate_up
+from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile
+
+
+def run_experts(
+    experts: Experts,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    shared: Tensor | None = None,
+    shared_gate: Tensor | None = None,
+    tiles: ExpertTiles | None = None,
+) -> Tensor:
+    """As Experts.forward.  tiles: instead of those of Experts.tiles_of.
+
+    Which kernels run, and their grids, depend on the number of tokens alone, and the host reads
+    nothing: a CUDA graph can capture it.
+    """
+    tokens = len(x)
+    if tokens == 0:
+        return torch.empty_like(x)
+    assert ids.shape == weights.shape == (tokens, experts.top_k) and ids.dtype == torch.int32
+    assert ids.is_contiguous() and weights.is_contiguous() and x.stride(1) == 1
+    assert shared is None or shared.is_contiguous()
+    tiles = tiles or experts.tiles_of(tokens)
+    few = tokens <= FEW and not experts.is_batch_invariant
+    run = _few if few else _grouped
+    return run(experts, x, ids, weights, shared, shared_gate, tiles)
+
+
+def _few(
+    experts: Experts,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    shared_gate: Tensor | None,
+    tiles: ExpertTiles,
+) -> Tensor:
+    tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
+    gate_up, down = tiles.gate_up, tiles.down
+    tiles_n = triton.cdiv(hidden, down.outputs)
+    assert tiles_n <= TILES
+    columns = {
+        "TOP_K": experts.top_k,
+        "SLOTS": triton.next_power_of_2(experts.top_k),
+        "COLUMNS": FEW_COLUMNS,
+    }
+    first, second = weight_arguments(experts.gate_up), weight_arguments(experts.down)
+    between = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
+    _few_gate_up[(pairs, triton.cdiv(inner, gate_up.outputs))](
+        x, ids, between, *first.tensors, tokens, inner, hidden, x.stride(0), first.width,
+        *first.strides, **columns, **first.of_tile(gate_up.columns, hidden),
+        ACTIVATION=experts.activation, **_options(gate_up, x),
+    )  # fmt: skip
+    parts = torch.empty(pairs, hidden, dtype=torch.float32, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    _few_down[(pairs, tiles_n)](
+        between, ids, weights, parts, workspace(x.device)[1], shared, shared_gate, out,
+        *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
+        *second.strides, **columns, **second.of_tile(down.columns, inner), **_options(down, x),
+    )  # fmt: skip
+    return out
+
+
+def _grouped(
+    experts: Experts,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    shared_gate: Tensor | None,
+    tiles: ExpertTiles,
+) -> Tensor:
+    tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
+    gate_up, down = tiles.gate_up, tiles.down
+    tiles_n = triton.cdiv(hidden, down.outputs)
+    found = align(ids, experts.num_experts, tiles.rows, tiles_n * tokens)
+    groups = {"TOP_K": experts.top_k, "BLOCK_M": tiles.rows, "GROUP_M": GROUP_M}
+    first, second = weight_arguments(experts.gate_up), weight_arguments(experts.down)
+    aligned = found.pairs, found.counts, found.tiles, found.num_tiles
+    between = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
+    _grouped_gate_up[(found.most_tiles * triton.cdiv(inner, gate_up.outputs),)](
+        x, *aligned, between, *first.tensors, tokens, inner, hidden, x.stride(0), first.width,
+        *first.strides, **groups, **first.of_tile(gate_up.columns, hidden),
+        ACTIVATION=experts.activation, **_options(gate_up, x),
+    )  # fmt: skip
+    parts = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
+    _grouped_down[(found.most_tiles * tiles_n,)](
+        between, weights, *aligned, parts, found.arrivals, shared, shared_gate, out,
+        *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
+        *second.strides, **groups, **second.of_tile(down.columns, inner), **_options(down, x),
+    )  # fmt: skip
+    return out
+
+
+def _options(tile: ProductTile, x: Tensor) -> dict[str, Any]:
+    return {
+        "PRECISION": "ieee" if x.dtype == torch.float32 else "tf32",
+        "BLOCK_N": tile.outputs,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        **dependent_launch(x.device),
+    }
+
+
+def _stride(gate: Tensor | None) -> int:
+    return 0 if gate is None else gate.stride(0)

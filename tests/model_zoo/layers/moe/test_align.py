@@ -1,0 +1,44 @@
+"""The pairs by expert, and their tiles."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.moe.align import align
+from model_zoo.moe_config import MAX_EXPERTS
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "rows"),
+    [(1, 1, 1, 16), (9, 3, 7, 16), (40, 8, 8, 32), (200, 2, 60, 16), (3000, 4, 5, 128)],
+)
+def test_every_pair_is_in_one_tile_of_its_expert(
+    device: str, tokens: int, top_k: int, experts: int, rows: int
+):
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.rand(tokens, experts, generator=generator).topk(top_k).indices.int()
+    found = align(ids.to(device), experts, rows, num_arrivals=1001)
+    counts = ids.flatten().long().bincount(minlength=experts)
+    assert found.counts.tolist() == counts.tolist()
+    for expert, count in enumerate(counts.tolist()):
+        pairs = (ids.flatten() == expert).nonzero().flatten().tolist()
+        assert found.pairs[expert, :count].tolist() == pairs
+    expected = [
+        tile * MAX_EXPERTS + expert
+        for expert, count in enumerate(counts.tolist())
+        for tile in range(-(-count // rows))
+    ]
+    num_tiles = int(found.num_tiles)
+    assert num_tiles <= found.most_tiles
+    assert found.tiles[:num_tiles].tolist() == expected
+    assert not found.arrivals.any() and found.arrivals.numel() == 1001
+    assert int(workspace(torch.device(device))[1].sum()) == 0
+
+
+def test_experts_without_pairs_have_no_tile(device: str):
+    ids = torch.full((20, 1), 3, dtype=torch.int32, device=device)
+    found = align(ids, 6, 16, num_arrivals=0)
+    assert found.counts.tolist() == [0, 0, 0, 20, 0, 0]
+    assert int(found.num_tiles) == 2 and found.tiles[:2].tolist() == [3, MAX_EXPERTS + 3]

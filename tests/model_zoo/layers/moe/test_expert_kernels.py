@@ -1,0 +1,164 @@
+"""The experts' kernels against float64, for few tokens and for many."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.run import run_experts
+from model_zoo.layers.moe.tiles import BUCKETS, ExpertTiles, ProductTile, candidates
+from model_zoo.moe_config import Activation
+from tests.support.kernels.expert_cases import ROUTINGS, exactly, make_experts, routing
+from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.kernels.quantized_cases import KINDS
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+SMALL = ExpertTiles.of(16, ProductTile(16, 64), ProductTile(32, 64))
+UNEVEN = ExpertTiles.of(16, ProductTile(32, 128), ProductTile(16, 128))
+CORNERS = {"int4 g32 zeros", "nvfp4", "mxfp4", "fp8 block", "fp8 row"}
+EACH_KIND = [
+    name if name in CORNERS else pytest.param(name, marks=pytest.mark.slow) for name in KINDS
+]
+
+
+def few_experts(device: str, dtype: torch.dtype = FP16, **fields: object) -> Experts:
+    sizes: dict[str, object] = {"num_experts": 6, "top_k": 3, "hidden": 96, "inner": 40}
+    return make_experts(**{**sizes, **fields}, dtype=dtype, device=device)  # type: ignore[arg-type]
+
+
+def check(
+    experts: Experts,
+    tokens: int,
+    kind: str = "balanced",
+    tiles: ExpertTiles | None = None,
+    shared: Tensor | None = None,
+    gate: Tensor | None = None,
+) -> Tensor:
+    """That the error is that of inner values and outputs rounded to x's type."""
+    ids, weights = routing(kind, tokens, experts)
+    generator = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, experts.hidden, generator=generator)
+    x /= experts.gate_up.exact.std() * experts.hidden**0.5  # inner values of about 1
+    x = x.to(experts.gate_up.dtype).to(ids.device)
+    y = run_experts(experts, x, ids, weights, shared, gate, tiles)
+    exact = exactly(experts, x, ids, weights)
+    if shared is not None:
+        factor = 1.0 if gate is None else gate.double().cpu().sigmoid()[:, None]
+        exact += shared.double().cpu() * factor
+    assert y.shape == x.shape and y.dtype == x.dtype
+    unit = torch.finfo(x.dtype).eps if x.dtype != FP32 else 2e-6
+    error = (y.double().cpu() - exact).norm() / exact.norm()
+    assert error <= 1.5 * unit, (float(error), unit)
+    assert int(workspace(x.device)[1].sum()) == 0
+    return y
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 8])
+@pytest.mark.parametrize("kind", ROUTINGS)
+def test_few_tokens_need_no_sorting(device: str, tokens: int, kind: str):
+    check(few_experts(device), tokens, kind, SMALL)
+
+
+@pytest.mark.parametrize("tokens", [9, 17, 50])
+@pytest.mark.parametrize("kind", ROUTINGS)
+def test_groups_of_tokens_of_any_size_are_multiplied(device: str, tokens: int, kind: str):
+    check(few_experts(device), tokens, kind, SMALL)
+
+
+@pytest.mark.parametrize("tokens", [3, 30])
+@pytest.mark.parametrize("activation", ["silu_mul", "gelu_tanh_mul", "clamped_swiglu"])
+def test_every_activation_and_biases_are_applied(
+    device: str, tokens: int, activation: Activation
+):
+    check(few_experts(device, activation=activation, bias=True), tokens, tiles=UNEVEN)
+
+
+@pytest.mark.parametrize("tokens", [4, 20])
+@pytest.mark.parametrize("gated", [True, False])
+def test_the_shared_expert_is_added_with_its_gate(device: str, tokens: int, gated: bool):
+    experts = few_experts(device)
+    shared = torch.randn(tokens, experts.hidden, device=device).to(FP16)
+    wide = torch.randn(tokens, 7, device=device).to(FP16)
+    check(experts, tokens, tiles=SMALL, shared=shared, gate=wide[:, 6] if gated else None)
+
+
+@pytest.mark.parametrize("tokens", [2, 19])
+def test_float32_is_multiplied_exactly(device: str, tokens: int):
+    check(few_experts(device, FP32), tokens)
+
+
+@pytest.mark.slow
+def test_hundreds_of_tokens_fill_several_tiles_of_an_expert(device: str):
+    experts = few_experts(device, num_experts=3, top_k=2)
+    tiles = ExpertTiles.of(64, ProductTile(64, 64), ProductTile(64, 64))
+    for kind in ROUTINGS:
+        check(experts, 512, kind, tiles)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("name", EACH_KIND)
+def test_quantized_experts_of_every_kind_are_dequantized_on_the_way(
+    device: str, tokens: int, name: str
+):
+    experts = few_experts(device, hidden=256, inner=128, num_experts=3, top_k=2, weights=name)
+    assert experts.is_packed
+    check(experts, tokens, tiles=UNEVEN)
+
+
+def test_columns_of_packed_experts_need_not_fill_a_block(device: str):
+    """As those of gpt-oss: 2880 columns are 22.5 blocks of 128."""
+    experts = few_experts(
+        device, hidden=160, inner=96, num_experts=3, top_k=2, weights="mxfp4", bias=True,
+        activation="clamped_swiglu",
+    )  # fmt: skip
+    for tokens in (2, 20):
+        check(experts, tokens, tiles=UNEVEN)
+
+
+def test_no_tokens_are_no_error(device: str):
+    experts = few_experts(device)
+    x = torch.empty(0, 96, dtype=FP16, device=device)
+    ids = torch.empty(0, 3, dtype=torch.int32, device=device)
+    assert run_experts(experts, x, ids, ids.float()).shape == (0, 96)
+
+
+@pytest.mark.usefixtures("ordered_dot")
+def test_a_token_has_the_same_bits_alone_and_among_others(device: str):
+    experts = few_experts(device)
+    experts.use_tiles({}, batch_invariant=True)
+    ids, weights = routing("few experts", 40, experts)
+    x = torch.randn(40, experts.hidden, device=device).to(FP16)
+    whole = run_experts(experts, x, ids, weights)
+    for rows in (1, 7, 20):
+        some = run_experts(experts, x[:rows], ids[:rows], weights[:rows])
+        assert torch.equal(some, whole[:rows]), rows
+
+
+def test_experts_that_were_not_chosen_are_not_read(device: str):
+    """Their weights are not numbers here, which any product would show."""
+    experts = few_experts(device)
+    for tokens in (4, 20):
+        ids, weights = routing("few experts", tokens, experts)
+        others = sorted(set(range(6)) - set(ids.flatten().tolist()))
+        assert others
+        for stack in (experts.gate_up, experts.down):
+            stack.weight[others] = float("nan")
+        x = torch.randn(tokens, experts.hidden, device=device).to(FP16)
+        assert run_experts(experts, x, ids, weights, tiles=SMALL).isfinite().all()
+
+
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_candidates_have_steps_that_the_formats_allow(is_packed: bool):
+    class Shape:
+        num_experts, top_k, is_batch_invariant, is_float32 = 128, 8, False, False
+
+    Shape.is_packed = is_packed  # type: ignore[attr-defined]
+    for tokens in BUCKETS:
+        found = candidates(tokens, Shape())  # type: ignore[arg-type]
+        assert found and len(set(found)) == len(found)
+        for tiles in found:
+            for tile in (tiles.gate_up, tiles.down):
+                assert tile.columns % (128 if is_packed else 64) == 0
