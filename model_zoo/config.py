@@ -65,10 +65,10 @@ class ModelConfig:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     @property
-    def inner_values(self) -> int:
-        """Inner values of a token between the products of an MLP, or of all of its experts."""
-        experts = 0 if self.moe is None else self.moe.token_values
-        return max(self.intermediate_size, experts)
+    def mlp_values(self) -> int:
+        """Values of a token that an MLP, or a layer's experts, keep in memory at their peak."""
+        experts = 0 if self.moe is None else self.moe.token_values(self.hidden_size)
+        return max(3 * self.intermediate_size, experts)
 
 
 def read_config(directory: Path | str) -> ModelConfig:

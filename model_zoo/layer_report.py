@@ -7,9 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from model_zoo.layers.gemm.implementations import MAX_ROWS
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.model import Model
 
 DEQUANTIZED = "DequantizedGemm"
+UNPACKED = (
+    "take the memory and the time of unquantized ones: no kernel multiplies them as they are "
+    "stored, or fused layers differ (`wavefill formats` says which)"
+)
 
 
 def describe_layers(model: Model) -> list[str]:
@@ -17,23 +22,27 @@ def describe_layers(model: Model) -> list[str]:
 
     `fp8 in rows: 144 layers, 6.95 GB: DequantGemm, ScaledMM; above 64 rows ScaledMM`
     """
-    groups = _groups(model)
-    linears = [linear for each in groups.values() for linear in each]
-    if all(linear.packed is None and not linear.is_dequantized for linear in linears):
+    groups, stacks = _groups(model), _stacks(model)
+    layers = [layer for each in (*groups.values(), *stacks.values()) for layer in each]
+    if all(layer.packed is None and not layer.is_dequantized for layer in layers):
         return []
-    return [_line(name, groups[name]) for name in sorted(groups, key=lambda n: -_bytes(groups[n]))]
+    return [
+        *(_stack_line(name, found) for name, found in stacks.items()),
+        *(_line(name, groups[name]) for name in sorted(groups, key=lambda n: -_bytes(groups[n]))),
+    ]
 
 
 def slow_layers(model: Model) -> list[str]:
     """What runs no faster than unquantized weights, and why: a sentence for each kind of weight."""
-    found: list[str] = []
+    found = [
+        f"{len(stacks)} stacks of experts' layers of {name} {UNPACKED}"
+        for name, stacks in _stacks(model).items()
+        if stacks[0].is_dequantized
+    ]
     for name, linears in _groups(model).items():
         layers = f"{len(linears)} layers of {name}"
         if linears[0].is_dequantized:
-            found.append(
-                f"{layers} take the memory and the time of unquantized ones: no kernel multiplies "
-                "them as they are stored, or fused layers differ (`wavefill formats` says which)"
-            )
+            found.append(f"{layers} {UNPACKED}")
         elif DEQUANTIZED in _kernels(linears, [MAX_ROWS + 1]):
             found.append(
                 f"{layers} are dequantized for each step of more than {MAX_ROWS} tokens, which "
@@ -51,11 +60,26 @@ def _groups(model: Model) -> dict[str, list[Linear]]:
     return groups
 
 
-def _kind(linear: Linear) -> str:
+def _stacks(model: Model) -> dict[str, list[ExpertStack]]:
+    """The stacked layers of experts by the kind of their weights."""
+    stacks: dict[str, list[ExpertStack]] = defaultdict(list)
+    for experts in model.experts():
+        for stack in (experts.gate_up, experts.down):
+            stacks[_kind(stack)].append(stack)
+    return stacks
+
+
+def _kind(linear: Linear | ExpertStack) -> str:
     if linear.packed is not None:
         return linear.packed.scheme.describe(linear.inputs)
     dtype = str(linear.dtype).removeprefix("torch.")
     return f"{dtype}, dequantized when loaded" if linear.is_dequantized else dtype
+
+
+def _stack_line(name: str, stacks: list[ExpertStack]) -> str:
+    """`fp8 in rows: 96 stacks of 128 experts' layers, 29.45 GB: grouped GEMMs`"""
+    size = f"{sum(stack.nbytes for stack in stacks) / 1e9:.2f} GB"
+    return f"{name}: {len(stacks)} stacks of {stacks[0].experts} experts' layers, {size}: grouped GEMMs"
 
 
 def _line(name: str, linears: list[Linear]) -> str:

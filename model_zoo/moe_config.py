@@ -58,10 +58,11 @@ class MoEConfig:
         """Whether layer `layer` has experts; the others have one MLP."""
         return (layer + 1) % self.step == 0 and layer not in self.dense_layers
 
-    @property
-    def token_values(self) -> int:
-        """Inner values of a token in all of its experts."""
-        return self.router.top_k * self.intermediate_size
+    def token_values(self, hidden: int) -> int:
+        """Values of a token in memory: inner ones and outputs of its experts, and its places in the
+        lists of all experts, of four bytes each."""
+        outputs = self.router.top_k * (self.intermediate_size + hidden)
+        return outputs + 2 * self.router.num_experts
 
 
 def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | None:

@@ -20,6 +20,7 @@ from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import read_kv_scales
 from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.gemm.autotune import autotune_gemms
+from model_zoo.layers.moe.autotune import autotune_experts
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
 from runtime.config import EngineConfig, ResolvedConfig
@@ -122,6 +123,7 @@ def _on_gpu(
         timeline.mark("weights")
         progress("gemms", 0, 1)
         autotune_gemms(loading.model)
+        autotune_experts(loading.model)
         for sentence in slow_layers(loading.model):
             log.warning("%s", sentence)
         timeline.mark("gemms")

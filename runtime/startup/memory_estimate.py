@@ -135,7 +135,7 @@ def estimate(
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
     """Peak bytes of a layer, within its MLP or its attention, and of the logits of all rows."""
-    mlp = 3 * config.inner_values
+    mlp = config.mlp_values
     attention = (3 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     each = 2 * config.hidden_size + max(mlp, attention)
     return dtype.itemsize * (tokens * each + rows * config.vocab_size)

@@ -15,6 +15,7 @@ import torch
 from msgspec.structs import replace
 
 from model_zoo.layers.gemm.autotune import run_candidates
+from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
 from runtime.config import ConfigError
 from runtime.memory_plan import MemoryPlan, size
@@ -48,6 +49,7 @@ class MemoryProfiler:
             return
         check_cache()
         with compiling_only(compilers), self._model.shortened():
+            run_expert_candidates(self._model)
             run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):
                 run(self.executor, batch)

@@ -67,11 +67,11 @@ def test_the_number_of_experts_has_two_names(tmp_path: Path):
     assert read(tmp_path, renamed) == read(tmp_path, QWEN3)
 
 
-def test_inner_values_count_all_experts_of_a_token(tmp_path: Path):
+def test_a_token_has_room_for_the_outputs_of_all_of_its_experts(tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(QWEN3))
-    assert read_config(tmp_path).inner_values == 128  # of the MLP: 4 experts have 96
+    assert read_config(tmp_path).mlp_values == 3 * 128 == 4 * (24 + 64) + 2 * 16
     (tmp_path / "config.json").write_text(json.dumps({**QWEN3, "moe_intermediate_size": 40}))
-    assert read_config(tmp_path).inner_values == 160
+    assert read_config(tmp_path).mlp_values == 4 * (40 + 64) + 2 * 16
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import torch
 import triton
@@ -21,17 +21,19 @@ import triton
 from attention.planner.costs import tuned_file
 from model_zoo.layers.gemm.implementations import CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
+from model_zoo.layers.moe.tiles import ExpertTiles
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantGemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
 
-KINDS: dict[str, type[GemmImpl]] = {
+Choice = GemmImpl | ExpertTiles
+KINDS: dict[str, type[Choice]] = {
     kind.__name__: kind
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
-        *(DequantGemm, ScaledMM),
+        *(DequantGemm, ScaledMM, ExpertTiles),
     )
 }
-Choices = dict[str, GemmImpl]  # by str(GemmKey)
+Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
@@ -57,7 +59,8 @@ def environment_key(device: torch.device) -> str:
 def sources() -> list[Path]:
     """The source files that a GEMM's time depends on."""
     here = sorted(Path(__file__).parent.glob("*.py"))
-    here += sorted((LAYERS / "quantized_gemm").glob("*.py"))
+    for folder in ("quantized_gemm", "moe"):
+        here += sorted((LAYERS / folder).glob("*.py"))
     return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
 
@@ -142,11 +145,11 @@ def _ignore(file: Path, error: Exception) -> None:
     log.warning("%s: ignored, for it is damaged (%r): GEMMs are timed again", file, error)
 
 
-def _encoded(gemm: GemmImpl) -> dict[str, str | int]:
+def _encoded(gemm: Any) -> dict[str, str | int]:
     return {"gemm": type(gemm).__name__, **asdict(gemm)}
 
 
-def _decoded(values: dict[str, str | int]) -> GemmImpl:
+def _decoded(values: dict[str, str | int]) -> Choice:
     kind = KINDS[str(values["gemm"])]
     given = {name: value for name, value in values.items() if name != "gemm"}
     gemm = kind(**given)

@@ -8,6 +8,7 @@ from torch import nn
 from model_zoo.layers.gemm.candidates import SKINNY_CONFIGS, whole_tiles
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.moe.experts import Experts
 
 HEIGHT = (
     64  # rows of a weight tile: SkinnyGemm folds smaller ones, which changes the summation order
@@ -16,7 +17,7 @@ ALIGNED = 16  # bytes: alignment of a weight row
 
 
 def use_batch_invariant_gemms(model: nn.Module) -> None:
-    """Set GEMMs with one summation order for any number of rows in every Linear.
+    """Set GEMMs with one summation order for any number of rows in every Linear and all Experts.
 
     Call it before anything runs.  Raises ValueError for a layer with unaligned rows.
     """
@@ -24,6 +25,8 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
     from model_zoo.layers.quantized_gemm.dequant_gemm import BatchInvariantDequantGemm
 
     for name, layer in model.named_modules():
+        if isinstance(layer, Experts):
+            layer.use_tiles({}, batch_invariant=True)
         if not isinstance(layer, Linear):
             continue
         if layer.packed is not None:

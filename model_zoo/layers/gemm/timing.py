@@ -46,17 +46,7 @@ class GemmTimer:
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             graphs = [self._captured(gemm) for gemm in gemms]
-            events = [
-                [(graph, *self._replayed(graph)) for graph in graphs]
-                for _ in range(self._replays + 1)
-            ]
-            self._stream.synchronize()
-        calls = self._calls()
-        return [
-            statistics.median(turn[place][1].elapsed_time(turn[place][2]) for turn in events[1:])
-            * (1000 / calls)
-            for place in range(len(gemms))
-        ]
+            return replayed_us(graphs, self._calls(), self._replays)
 
     def _calls(self) -> int:
         return max(self._least, -(-COLD_BYTES // self._weights[0].nbytes))
@@ -73,12 +63,24 @@ class GemmTimer:
         graph.capture_end()
         return graph
 
-    def _replayed(self, graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        return start, end
+
+def replayed_us(graphs: Sequence[torch.cuda.CUDAGraph], calls: int, replays: int) -> list[float]:
+    """Median microseconds of each graph's call, interleaved; waits for the current stream."""
+    events = [[(graph, *_replayed(graph)) for graph in graphs] for _ in range(replays + 1)]
+    torch.cuda.current_stream().synchronize()
+    return [
+        statistics.median(turn[place][1].elapsed_time(turn[place][2]) for turn in events[1:])
+        * (1000 / calls)
+        for place in range(len(graphs))
+    ]
+
+
+def _replayed(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    return start, end
 
 
 def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> list[float]:

@@ -72,6 +72,7 @@ class ExpertStack(nn.Module):
         self.experts, self.outputs, self.inputs, self.dtype = experts, outputs, inputs, dtype
         shape = (experts, outputs, inputs) if scheme is None else (0,)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+        self.is_dequantized = False  # some of it is quantized in the checkpoint
         self.packed: StackedParameters | None = None
         if scheme is not None:
             self.packed = StackedParameters(scheme, experts, outputs, inputs)
@@ -90,6 +91,7 @@ class ExpertStack(nn.Module):
         if self.packed is None:
             rows = self.weight[expert, first : first + len(weight.codes)]
             rows.copy_(weight.dequantize(self.dtype))
+            self.is_dequantized = True
         else:
             self.packed.store(expert, first, weight)
 

@@ -46,15 +46,14 @@ def load_tile(
     if KIND == "plain":
         k = start + tl.arange(0, BLOCK_K)
         at = W + n.to(tl.int64)[:, None] * width + k[None, :]
-        if EVEN_K:
-            return tl.load(at)
-        return tl.load(at, mask=(k < K)[None, :], other=0.0)
-    BITS: tl.constexpr = 8 if KIND == "int8" or KIND == "fp8" else 4
-    columns = width * (32 // BITS)
-    return load_weight(
-        W, SCALES, ZEROS, n, start, N, columns, scale_row, scale_column, KIND, SCALE, UNIT, BLOCK_K,
-        RUN, ROW_GROUP, COLUMN_GROUP, SCALED,
-    )  # fmt: skip
+        tile = tl.load(at) if EVEN_K else tl.load(at, mask=(k < K)[None, :], other=0.0)
+    else:
+        columns = width * (4 if KIND == "int8" or KIND == "fp8" else 8)
+        tile = load_weight(
+            W, SCALES, ZEROS, n, start, N, columns, scale_row, scale_column, KIND, SCALE, UNIT,
+            BLOCK_K, RUN, ROW_GROUP, COLUMN_GROUP, SCALED,
+        )  # fmt: skip
+    return tile
 
 
 @triton.jit
@@ -73,9 +72,7 @@ def load_columns(X, rows, start, K, row_stride, BLOCK_K: tl.constexpr, EVEN_K: t
     """Columns start.. of rows of x -> [BLOCK_K, rows]; 0 beyond K."""
     k = start + tl.arange(0, BLOCK_K)
     at = X + rows.to(tl.int64)[None, :] * row_stride + k[:, None]
-    if EVEN_K:
-        return tl.load(at)
-    return tl.load(at, mask=(k < K)[:, None], other=0.0)
+    return tl.load(at) if EVEN_K else tl.load(at, mask=(k < K)[:, None], other=0.0)
 
 
 @triton.jit
@@ -87,13 +84,15 @@ def sigmoid(z):
 def activated(gate, up, ACTIVATION: tl.constexpr):
     """As activate() of activation.py, in float32."""
     if ACTIVATION == "silu_mul":
-        return gate * sigmoid(gate) * up
-    if ACTIVATION == "gelu_tanh_mul":
+        y = gate * sigmoid(gate) * up
+    elif ACTIVATION == "gelu_tanh_mul":
         # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
-        return gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
-    gate = tl.minimum(gate, LIMIT)
-    up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
-    return (up + 1.0) * gate * sigmoid(gate * ALPHA)
+        y = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
+    else:
+        gate = tl.minimum(gate, LIMIT)
+        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        y = (up + 1.0) * gate * sigmoid(gate * ALPHA)
+    return y
 
 
 @dataclass(frozen=True, slots=True)

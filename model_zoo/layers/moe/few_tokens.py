@@ -14,8 +14,8 @@ few_gate_up, few_down
             the last program to arrive at a tile adds those of a token in the order of its experts:
             deterministic, and independent of the other tokens
   writes    inner values [T k, I] in x's type; y [T, H]
-  launch    few_gate_up waits before it launches dependents, so that few_down may read the ids, which
-            an earlier kernel wrote, before its own wait: it prefetches its weights into L2
+  launch    few_gate_up waits before it launches dependents, so that few_down may read the ids,
+            which an earlier kernel wrote, before its own wait: it prefetches its weights into L2
   bound     memory: 3 H I bytes of weights for each expert that was chosen
   checked   tests/model_zoo/layers/moe/test_expert_kernels.py
 """
@@ -69,7 +69,7 @@ def _prefetch_rows(W, n, bytes):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _few_gate_up(
-    X, IDS, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, I, K, x_row, width, scale_expert,
+    X, IDS, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, inner, K, x_row, width, scale_expert,
     scale_row, scale_column, TOP_K: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
     KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr,
     ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
@@ -83,12 +83,13 @@ def _few_gate_up(
     )
     if not is_first:
         return
+    N = 2 * inner
     W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, 2 * I, width, scale_expert
+        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
     )
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    gates = tl.minimum(n, I - 1)
-    ups = gates + I
+    gates = tl.minimum(n, inner - 1)
+    ups = gates + inner
     token = tl.arange(0, COLUMNS)
     row = tl.minimum(token, tokens - 1)
     gate = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
@@ -96,24 +97,24 @@ def _few_gate_up(
     for start in range(0, K, BLOCK_K):
         x = load_columns(X, row, start, K, x_row, BLOCK_K, EVEN_K)
         w = load_tile(
-            W, SCALES, ZEROS, gates, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            W, SCALES, ZEROS, gates, start, N, K, width, scale_row, scale_column, KIND, SCALE,
             UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
         )  # fmt: skip
         gate = dot(w.to(x.dtype), x, gate, PRECISION)
         w = load_tile(
-            W, SCALES, ZEROS, ups, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            W, SCALES, ZEROS, ups, start, N, K, width, scale_row, scale_column, KIND, SCALE,
             UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
         )  # fmt: skip
         up = dot(w.to(x.dtype), x, up, PRECISION)
     gate *= row_factor(SCALES, ROW_SCALES, gates, UNIT, PER_ROW)[:, None]
     up *= row_factor(SCALES, ROW_SCALES, ups, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        BIAS += expert.to(tl.int64) * 2 * I
+        BIAS += expert.to(tl.int64) * N
         gate += tl.load(BIAS + gates).to(tl.float32)[:, None]
         up += tl.load(BIAS + ups).to(tl.float32)[:, None]
     y = activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty)
-    at = OUT + (token * TOP_K + slot)[None, :] * I + n[:, None]
-    tl.store(at, y, mask=(n < I)[:, None] & chose[None, :])
+    at = OUT + (token * TOP_K + slot)[None, :] * inner + n[:, None]
+    tl.store(at, y, mask=(n < inner)[:, None] & chose[None, :])
 
 
 @triton.jit

@@ -61,7 +61,7 @@ def _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M: tl.constexpr):
 
 @triton.jit(do_not_specialize=["tokens"])
 def _grouped_gate_up(
-    X, PAIRS, COUNTS, TILES, NUM_TILES, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, I, K,
+    X, PAIRS, COUNTS, TILES, NUM_TILES, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, inner, K,
     x_row, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr, KIND: tl.constexpr,
     SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
     COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, ACTIVATION: tl.constexpr,
@@ -70,39 +70,40 @@ def _grouped_gate_up(
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
-    tile, tile_n, exists = _coords(NUM_TILES, tl.cdiv(I, BLOCK_N), GROUP_M)
+    tile, tile_n, exists = _coords(NUM_TILES, tl.cdiv(inner, BLOCK_N), GROUP_M)
     if not exists:
         return
     expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
+    N = 2 * inner
     W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, 2 * I, width, scale_expert
+        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
     )
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    gates = tl.minimum(n, I - 1)
-    ups = gates + I
+    gates = tl.minimum(n, inner - 1)
+    ups = gates + inner
     gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
         x = load_columns(X, pair // TOP_K, start, K, x_row, BLOCK_K, EVEN_K)
         w = load_tile(
-            W, SCALES, ZEROS, gates, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            W, SCALES, ZEROS, gates, start, N, K, width, scale_row, scale_column, KIND, SCALE,
             UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
         )  # fmt: skip
         gate = dot(w.to(x.dtype), x, gate, PRECISION)
         w = load_tile(
-            W, SCALES, ZEROS, ups, start, 2 * I, K, width, scale_row, scale_column, KIND, SCALE,
+            W, SCALES, ZEROS, ups, start, N, K, width, scale_row, scale_column, KIND, SCALE,
             UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
         )  # fmt: skip
         up = dot(w.to(x.dtype), x, up, PRECISION)
     gate *= row_factor(SCALES, ROW_SCALES, gates, UNIT, PER_ROW)[:, None]
     up *= row_factor(SCALES, ROW_SCALES, ups, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        BIAS += expert.to(tl.int64) * 2 * I
+        BIAS += expert.to(tl.int64) * N
         gate += tl.load(BIAS + gates).to(tl.float32)[:, None]
         up += tl.load(BIAS + ups).to(tl.float32)[:, None]
     y = tl.trans(activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty))
-    at = OUT + pair.to(tl.int64)[:, None] * I + n[None, :]
-    tl.store(at, y, mask=real[:, None] & (n < I)[None, :])
+    at = OUT + pair.to(tl.int64)[:, None] * inner + n[None, :]
+    tl.store(at, y, mask=real[:, None] & (n < inner)[None, :])
 
 
 @triton.jit(do_not_specialize=["tokens"])

@@ -10,8 +10,8 @@ from typing import Protocol
 # From the first number of tokens to the largest of FEW, no tokens are sorted: few_tokens.py.
 FEW = 8
 FEW_COLUMNS = 16  # in which those tokens are multiplied: the least that tensor cores take
-# Numbers of tokens that are tuned; each covers smaller ones, the last one larger ones too.
-BUCKETS = (1, 4, FEW, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# Numbers of tokens that are tuned; each covers smaller ones.
+BUCKETS = (1, 4, FEW, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class ExpertShape(Protocol):
 
 
 class TilesByTokens:
-    """The tiles for each number of tokens: tuned ones, or default_tiles()."""
+    """The tiles for each number of tokens: tuned ones, or the first of candidates()."""
 
     def __init__(self) -> None:
         self._tiles: dict[int, ExpertTiles] = {}
@@ -81,18 +81,9 @@ class TilesByTokens:
         self._tiles = dict(tiles)
 
     def of(self, tokens: int, shape: ExpertShape) -> ExpertTiles:
-        found = self._tiles.get(bucket_of(tokens))
-        return found or default_tiles(tokens, shape)
-
-
-def bucket_of(tokens: int) -> int:
-    """The bucket that covers so many tokens, or the largest one."""
-    return BUCKETS[min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)]
-
-
-def default_tiles(tokens: int, shape: ExpertShape) -> ExpertTiles:
-    """Tiles that run for any weights, without a measurement: the first of candidates."""
-    return candidates(tokens, shape)[0]
+        place = bisect_left(BUCKETS, tokens)
+        found = self._tiles.get(BUCKETS[place]) if place < len(BUCKETS) else None
+        return found or candidates(tokens, shape)[0]
 
 
 FLOAT32 = ExpertTiles.of(16, ProductTile(32, 32, stages=2), ProductTile(32, 32, stages=2))

@@ -5,7 +5,8 @@ called with tensors of no device, compile as they would before a launch, and lau
 
     python -m tests.support.kernels.compile_for_hopper NAME ...
 
-prints one JSON object, {NAME: [kernel, ...]}; no NAME: all of shipped_kernels.py.
+prints one JSON object, {NAME: [kernel, ...]}; no NAME: all of shipped_kernels.py.  With --ampere
+in front of the names they are compiled for an A100.
 
 Needs Triton for Linux on x86-64; TRITON_INTERPRET must not be set.
 """
@@ -36,9 +37,10 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+
 
 
 class CompileOnly(DriverBase):
-    """Enough of a driver to compile for sm_90a; `launched` has each kernel once a launch."""
+    """Enough of a driver to compile for sm_90a or sm_80; `launched` has each kernel once a launch."""
 
-    def __init__(self) -> None:
+    def __init__(self, capability: int = 90) -> None:
+        self.capability = capability
         self.launched: list[Any] = []
         self.utils = self
 
@@ -50,7 +52,7 @@ class CompileOnly(DriverBase):
         return ty
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
+        return GPUTarget("cuda", self.capability, 32)
 
     def get_current_device(self) -> int:
         return 0
@@ -143,9 +145,9 @@ def _tool(tool: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def compiled(call: Callable[[], None]) -> list[dict[str, Any]]:
+def compiled(call: Callable[[], None], capability: int = 90) -> list[dict[str, Any]]:
     """What `call` would launch, each kernel once, in the order of their first launches."""
-    fake = CompileOnly()
+    fake = CompileOnly(capability)
     driver.set_active(fake)
     call()
     kernels = {name: describe(name, *rest) for name, *rest in fake.launched}
@@ -154,10 +156,14 @@ def compiled(call: Callable[[], None]) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     from attention.common import dependent_launch
+    from tests.support.kernels.shipped_experts import EXPERTS
     from tests.support.kernels.shipped_kernels import SHIPPED
     from tests.support.kernels.shipped_quantized import QUANTIZED
 
-    # Kernels are launched as on a GPU of this kind, one before the other has ended.
-    dependent_launch.can_depend = lambda device: True
-    calls = SHIPPED | QUANTIZED
-    json.dump({name: compiled(calls[name]) for name in sys.argv[1:] or SHIPPED}, sys.stdout)
+    calls = SHIPPED | QUANTIZED | EXPERTS
+    names = sys.argv[1:] or list(SHIPPED)
+    capability = 80 if names[0] == "--ampere" else 90
+    # On Hopper kernels are launched one before the other has ended.
+    dependent_launch.can_depend = lambda device: capability >= 90
+    names = [name for name in names if name != "--ampere"]
+    json.dump({name: compiled(calls[name], capability) for name in names}, sys.stdout)

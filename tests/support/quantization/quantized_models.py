@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from model_zoo.quantization.readers.tensor_spec import tensor_name
 from tests.support.quantization import stored_linears as stored
@@ -63,28 +64,77 @@ def shape_config():
     )
 
 
+def moe_config():
+    from transformers import Qwen3MoeConfig
+
+    return Qwen3MoeConfig(
+        vocab_size=131,
+        hidden_size=256,
+        intermediate_size=256,
+        moe_intermediate_size=128,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=64,
+        max_position_embeddings=512,
+        tie_word_embeddings=False,
+        eos_token_id=1,
+        bos_token_id=0,
+    )
+
+
 def write_quantized(directory: Path, name: str) -> nn.Module:
     """Write a checkpoint of a format of FORMATS; transformers' model of it, in float32."""
+    return _write(directory, name, shape_config())
+
+
+def write_quantized_experts(directory: Path, name: str) -> nn.Module:
+    """The same of a model with experts, each in tensors of its own; the router is unquantized."""
+    return _write(directory, name, moe_config())
+
+
+def _write(directory: Path, name: str, config: PretrainedConfig) -> nn.Module:
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    model = AutoModelForCausalLM.from_config(shape_config()).float().eval()
+    model = AutoModelForCausalLM.from_config(config).float().eval()
     tensors = {name: value for name, value in model.state_dict().items()}
     quantization: dict[str, object] = {}
-    for module_name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or module_name == "lm_head":
-            continue
+    for module_name, place in _linears(model):
         write = FORMATS[name]
+        outputs, inputs = place.shape
         if name == "gptq-act-order":
-            write = partial(write, order=np.random.default_rng(module.in_features))
-        linear = write(random, module.out_features, module.in_features)
-        del tensors[f"{module_name}.weight"]
+            write = partial(write, order=np.random.default_rng(inputs))
+        linear = write(random, outputs, inputs)
+        tensors.pop(f"{module_name}.weight", None)
         tensors |= {tensor_name(module_name, s): value for s, value in linear.tensors.items()}
-        module.weight.data.copy_(linear.weight)
+        place.copy_(linear.weight)
         quantization = linear.config
+    stacked = (".experts.gate_up_proj", ".experts.down_proj")
+    tensors = {name: value for name, value in tensors.items() if not name.endswith(stacked)}
     directory.mkdir(exist_ok=True)
     save_file({n: t.contiguous() for n, t in tensors.items()}, directory / "model.safetensors")
-    config = model.config.to_dict() | {"quantization_config": quantization, "dtype": "float32"}
-    (directory / "config.json").write_text(json.dumps(config))
+    written = model.config.to_dict() | {"quantization_config": quantization, "dtype": "float32"}
+    (directory / "config.json").write_text(json.dumps(written))
     return model
+
+
+def _linears(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The name in the files of each quantized linear layer, and where its weight [N, K] is."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and name != "lm_head":
+            yield name, module.weight.data
+    for name, parameter in model.named_parameters():
+        prefix, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for expert, both in enumerate(parameter.data):
+                gate, up = both.chunk(2)
+                yield f"{prefix}.{expert}.gate_proj", gate
+                yield f"{prefix}.{expert}.up_proj", up
+        elif last == "down_proj":
+            for expert, down in enumerate(parameter.data):
+                yield f"{prefix}.{expert}.down_proj", down

@@ -70,9 +70,7 @@ def test_groups_of_tokens_of_any_size_are_multiplied(device: str, tokens: int, k
 
 @pytest.mark.parametrize("tokens", [3, 30])
 @pytest.mark.parametrize("activation", ["silu_mul", "gelu_tanh_mul", "clamped_swiglu"])
-def test_every_activation_and_biases_are_applied(
-    device: str, tokens: int, activation: Activation
-):
+def test_every_activation_and_biases_are_applied(device: str, tokens: int, activation: Activation):
     check(few_experts(device, activation=activation, bias=True), tokens, tiles=UNEVEN)
 
 

@@ -1,0 +1,84 @@
+"""ExpertsTimer: times the experts' kernels on a GPU as in a step: in a CUDA graph, after a norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.gemm.timing import replayed_us, side_stream
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.run import run_experts
+from model_zoo.layers.moe.tiles import ExpertTiles
+
+CALLS, REPLAYS = 6, 4
+MANY, MANY_CALLS = 256, 3  # tokens from which fewer calls suffice
+TOO_SLOW = float("inf")
+
+
+class ExpertsTimer:
+    """Times experts of several layers in turn, each call with a routing of its own.
+
+    Routing is random, so that experts get about as many tokens each.
+    """
+
+    def __init__(self, layers: Sequence[Experts], tokens: int) -> None:
+        self._layers = layers
+        self._calls = MANY_CALLS if tokens >= MANY else CALLS
+        experts = layers[0]
+        dtype, device = experts.gate_up.dtype, experts.gate_up.weight.device
+        self._source = torch.randn(tokens, experts.hidden, dtype=dtype, device=device)
+        self._x = torch.zeros_like(self._source)
+        self._ones = torch.ones(experts.hidden, dtype=dtype, device=device)
+        self._routings = [random_routing(experts, tokens, device) for _ in range(self._calls)]
+
+    def run(self, call: int, tiles: ExpertTiles) -> Tensor:
+        ids, weights = self._routings[call]
+        experts = self._layers[call % len(self._layers)]
+        return run_experts(experts, self._x, ids, weights, tiles=tiles)
+
+    def microseconds(self, candidates: Sequence[ExpertTiles]) -> list[float]:
+        """Median time of a layer with each candidate; infinite for one that the device is too
+        small for."""
+        from triton.runtime.errors import OutOfResources
+
+        device = self._x.device
+        stream = side_stream(device)
+        stream.wait_stream(torch.cuda.current_stream())
+        graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        with torch.cuda.stream(stream):
+            for place, tiles in enumerate(candidates):
+                try:
+                    self.run(0, tiles)  # compiles
+                except OutOfResources:
+                    continue
+                graphs[place] = self._captured(tiles)
+            found = replayed_us(list(graphs.values()), self._calls, REPLAYS)
+        times = dict(zip(graphs, found, strict=True))
+        return [times.get(place, TOO_SLOW) for place in range(len(candidates))]
+
+    def _captured(self, tiles: ExpertTiles) -> torch.cuda.CUDAGraph:
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin()
+        for call in range(self._calls):
+            add_rms_norm(self._x, self._source, self._ones, 1e-6)
+            self.run(call, tiles)
+        graph.capture_end()
+        return graph
+
+
+def random_routing(experts: Experts, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """-> (ids [T, k] int32, different ones in a row; weights [T, k] float32)."""
+    scores = torch.rand(tokens, experts.num_experts, device=device)
+    ids = scores.topk(experts.top_k).indices.int()
+    return ids, torch.full(ids.shape, 1 / experts.top_k, device=device)
+
+
+def times(layers: Sequence[Experts], candidates: Sequence[ExpertTiles], tokens: int) -> list[float]:
+    """Microseconds of each candidate for so many tokens, over the experts of all layers."""
+    if len(candidates) == 1:
+        return [0.0]
+    return ExpertsTimer(layers, tokens).microseconds(candidates)

@@ -1,0 +1,128 @@
+"""How experts choose the tiles of their kernels: timed, chosen, kept in a file, used by tokens."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from model_zoo.layers.gemm.autotune_cache import read_choices, sources, write_choices
+from model_zoo.layers.gemm.implementations import CublasGemm
+from model_zoo.layers.moe import autotune as choosing
+from model_zoo.layers.moe.autotune import autotune_experts, choose, layers_by_key, use
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.run import run_experts
+from model_zoo.layers.moe.tiles import BUCKETS, FEW, ExpertTiles, candidates
+from tests.support.kernels.expert_cases import exactly, make_experts, routing
+
+
+def some_experts(device: str = "cpu", **fields: object) -> Experts:
+    sizes: dict[str, object] = {"num_experts": 8, "top_k": 2, "hidden": 64, "inner": 32}
+    return make_experts(**{**sizes, **fields}, dtype=torch.bfloat16, device=device)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "supports_kernels", lambda device, dtype: True)
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_experts_of_one_shape_are_tuned_together_and_by_tokens():
+    same, other = nn.ModuleList([some_experts(), some_experts()]), some_experts(inner=48)
+    layers = layers_by_key(nn.ModuleList([same, other]))
+    assert sorted(len(found) for found in layers.values()) == [1] * len(BUCKETS) + [2] * len(
+        BUCKETS
+    )
+    assert len({str(key) for key in layers}) == len(layers), "names in the file"
+    packed = layers_by_key(some_experts(hidden=128, inner=128, weights="int4 g32 zeros"))
+    assert "int4 in groups of 32, zero points" in str(next(iter(packed)))
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_batch_invariant_experts_are_not_tuned():
+    experts = some_experts()
+    experts.use_tiles({}, batch_invariant=True)
+    assert not layers_by_key(experts)
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_the_first_tiles_stay_unless_others_are_clearly_faster():
+    experts = some_experts()
+
+    def times(
+        layers: Sequence[Experts], tiles: Sequence[ExpertTiles], tokens: int
+    ) -> Sequence[float]:
+        better = 9.0 if tokens == 4 else 9.9
+        return [10.0] * (len(tiles) - 1) + [better]
+
+    made = choose(layers_by_key(experts), times, 60.0)
+    by_tokens = {key.tokens: tiles for key, tiles in made.items()}
+    assert by_tokens[1] == candidates(1, experts)[0]
+    assert by_tokens[4] == candidates(4, experts)[-1]
+    use(layers_by_key(experts), made)
+    assert experts.tiles_of(3) == experts.tiles_of(4) == by_tokens[4]
+    assert experts.tiles_of(2) == by_tokens[4] and experts.tiles_of(5) == by_tokens[FEW]
+    assert experts.tiles_of(5000) == candidates(5000, experts)[0]
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_what_is_reached_too_late_keeps_the_first_tiles_and_is_logged(
+    caplog: pytest.LogCaptureFixture,
+):
+    experts = some_experts()
+    with caplog.at_level(logging.WARNING):
+        assert choose(layers_by_key(experts), lambda *_: [1.0], -1.0) == {}
+    assert "11 of 11 tiles of experts are not timed" in caplog.text
+    assert experts.tiles_of(1) == candidates(1, experts)[0]
+
+
+def test_tiles_are_kept_in_the_file_of_the_gemms(tmp_path: Path):
+    file, tiles = tmp_path / "products.json", candidates(64, some_experts())[0]
+    write_choices(file, "gpu, here", {"a layer": CublasGemm(), "some experts": tiles})
+    assert read_choices(file, "gpu, here") == {"a layer": CublasGemm(), "some experts": tiles}
+    assert any(path.name == "grouped.py" for path in sources())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, "fp8 block", "mxfp4", "int4 g128"])
+def test_tuned_experts_are_right(weights: str | None, tmp_path: Path):
+    layers = nn.ModuleList(
+        [
+            some_experts("cuda", num_experts=16, hidden=512, inner=256, weights=weights)
+            for _ in range(2)
+        ]
+    )
+    autotune_experts(layers, seconds=60.0, file=tmp_path / "chosen.json")
+    experts = layers[1]
+    assert isinstance(experts, Experts)
+    for tokens in (1, 3, 8, 9, 33, 200):
+        ids, scores = routing("balanced", tokens, experts)
+        x = torch.randn(tokens, 512, device="cuda") / 512**0.5 / experts.gate_up.exact.std()
+        x = x.bfloat16()
+        y = run_experts(experts, x, ids, scores)
+        exact = exactly(experts, x, ids, scores)
+        assert (y.double().cpu() - exact).norm() <= 0.01 * exact.norm()
+
+
+@pytest.mark.gpu
+def test_a_graph_replays_other_routings_than_it_was_captured_with():
+    experts = some_experts("cuda", num_experts=16, hidden=512, inner=256)
+    for tokens in (3, 8, 30, 300):
+        x = torch.randn(tokens, 512, device="cuda").bfloat16()
+        ids, scores = routing("balanced", tokens, experts)
+        run_experts(experts, x, ids, scores)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = run_experts(experts, x, ids, scores)
+        for kind in ("few experts", "one expert", "balanced"):
+            others, weights = routing(kind, tokens, experts)
+            ids.copy_(others)
+            scores.copy_(weights)
+            graph.replay()
+            exact = exactly(experts, x, others, weights)
+            assert (y.double().cpu() - exact).norm() <= 0.01 * exact.norm()

@@ -1,0 +1,111 @@
+"""Quantized checkpoints with experts: against transformers with dequantized weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.config import read_config
+from model_zoo.layers.gemm.autotune import autotune_gemms
+from model_zoo.layers.moe.autotune import autotune_experts
+from model_zoo.layers.moe.run import run_experts
+from model_zoo.layers.moe.tiles import ExpertTiles, ProductTile
+from model_zoo.model import Model
+from model_zoo.quantization.checkpoint_layers import CheckpointLayers
+from model_zoo.registry import build
+from model_zoo.weight_reader import read_in_turn
+from model_zoo.weight_targets import WeightTargets
+from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.quantization.quantized_models import FORMATS, write_quantized_experts
+
+CPU = torch.device("cpu")
+TILES = ExpertTiles.of(16, ProductTile(32, 128), ProductTile(64, 128))
+CORNERS = ("fp8-block", "fp8-channel", "int4-g32-zeros", "nvfp4", "mxfp4-compressed-tensors")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_logits_on_a_cpu_are_those_of_the_dequantized_weights(name: str, tmp_path: Path):
+    reference = write_quantized_experts(tmp_path, name)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
+    tokens = torch.randint(config.vocab_size, (40,))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    logits = PagedRow(model, config, torch.float32).feed(tokens)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def packed_model(directory: Path, dtype: torch.dtype) -> Model:
+    """The model with packed weights, as on a GPU; its Linears have no GEMM."""
+    checkpoint = Checkpoint.open(directory)
+    layers = CheckpointLayers.open(directory, checkpoint, packs=True)
+    model = build(read_config(directory), dtype, CPU, layers.scheme_of)
+    targets = WeightTargets(model, checkpoint, layers, directory)
+    read_in_turn(targets.targets, lambda done, total: None)
+    return model
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in CORNERS else pytest.param(n, marks=pytest.mark.slow) for n in FORMATS],
+)
+def test_packed_experts_are_read_into_their_places(name: str, tmp_path: Path):
+    reference = write_quantized_experts(tmp_path, name)
+    experts = packed_model(tmp_path, torch.float16).experts()[1]
+    assert experts.is_packed == (name != "gptq-act-order")  # whose order differs by expert
+    x = torch.randn(3, 256) / 4
+    ids = torch.tensor([[0, 3], [2, 3], [1, 0]], dtype=torch.int32)
+    weights = torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.7, 0.3]])
+    y = run_experts(experts, x.half(), ids, weights, tiles=TILES)
+    module = reference.get_submodule("model.layers.1.mlp.experts")
+    with torch.inference_mode():
+        expected: Tensor = module(x, ids.long(), weights)
+    assert (y.float() - expected).norm() <= 2e-3 * expected.norm()
+
+
+def test_fp8_while_loading_leaves_the_router_unquantized(tmp_path: Path):
+    write_checkpoint("qwen2-moe", tmp_path)
+    config = read_config(tmp_path)
+    plain, quantized = (
+        load_model(config, tmp_path, dtype=torch.float16, device=CPU, quantization=quantization)
+        for quantization in ("auto", "fp8")
+    )
+    names = [name for name, module in plain.named_modules() if isinstance(module, nn.Module)]
+    assert any(name.endswith("router") for name in names)
+    before, after = plain.state_dict(), quantized.state_dict()
+    for name in before:
+        changed = not torch.equal(before[name], after[name])
+        assert changed == (
+            ".weight" in name
+            and any(
+                part in name
+                for part in ("experts.", "shared.", "attention.qkv.weight", "attention.out.weight")
+            )
+        ), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_experts_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tmp_path: Path):
+    reference = write_quantized_experts(tmp_path, name)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.bfloat16, device=torch.device("cuda"))
+    autotune_gemms(model, file=tmp_path / "chosen.json")
+    autotune_experts(model, file=tmp_path / "chosen.json")
+    tokens = torch.randint(config.vocab_size, (200,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
+    expected = (rounded - exact).abs().mean()
+    for cuts in ([], [150, 199], [8, 40, 104]):
+        row = PagedRow(model, config, torch.bfloat16, device="cuda")
+        found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
+        error = (found - exact).abs().mean()
+        most = max(2 * expected, 0.06 * exact.std()) if name.startswith("fp8") else 2 * expected
+        assert error <= most, (cuts, error / expected, error / exact.std())

@@ -1,0 +1,80 @@
+"""Calls of the experts' kernels as they are shipped, on tensors of no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.moe.experts import ExpertNames, Experts
+from model_zoo.layers.moe.router_kernel import route_tokens
+from model_zoo.layers.moe.run import run_experts
+from model_zoo.layers.moe.tiles import INVARIANT, ExpertTiles, candidates
+from model_zoo.moe_config import MoEConfig, RouterConfig
+from tests.support.kernels.expert_cases import scheme_of
+from tests.support.kernels.shipped_attention import BF16, FP32, INT32, META, tensor
+
+QWEN3 = MoEConfig(
+    router=RouterConfig(num_experts=128, top_k=8, renormalize=True), intermediate_size=768
+)
+GPT_OSS = MoEConfig(
+    router=RouterConfig(num_experts=32, top_k=4, scoring="topk_softmax"),
+    intermediate_size=2880,
+    activation="clamped_swiglu",
+    bias=True,
+)
+DEEPSEEK = RouterConfig(
+    num_experts=256,
+    top_k=8,
+    scoring="sigmoid",
+    renormalize=True,
+    groups=8,
+    kept_groups=4,
+    correction_bias=True,
+)
+# Of those in quantized_cases.py; None: bf16.
+FORMATS = (None, "fp8 block", "fp8 row", "int4 g32 zeros", "nvfp4", "mxfp4")
+TOKENS = (1, 8, 32, 512, 8192)
+
+
+def experts_of(weights: str | None) -> Experts:
+    """The experts of Qwen3-30B-A3B, or for MXFP4 those of gpt-oss-20b."""
+    config, hidden = (GPT_OSS, 2880) if weights == "mxfp4" else (QWEN3, 2048)
+    with META:
+        return Experts(
+            config, hidden, ExpertNames("experts"), LinearFactory(BF16, scheme_of(weights))
+        )
+
+
+def call_experts(weights: str | None, tokens: int, tiles: ExpertTiles | None) -> None:
+    experts = experts_of(weights)
+    ids = tensor(tokens, experts.top_k, dtype=INT32)
+    x, scores = tensor(tokens, experts.hidden), tensor(tokens, experts.top_k, dtype=FP32)
+    run_experts(experts, x, ids, scores, x, x[:, 0], tiles)
+
+
+def call_invariant(rows: int) -> None:
+    experts = experts_of(None)
+    experts.use_tiles({}, batch_invariant=True)
+    ids = tensor(rows, experts.top_k, dtype=INT32)
+    x, scores = tensor(rows, experts.hidden), tensor(rows, experts.top_k, dtype=FP32)
+    run_experts(experts, x, ids, scores, None, None, INVARIANT[rows])
+
+
+def call_router(config: RouterConfig) -> None:
+    bias = tensor(config.num_experts, dtype=FP32) if config.correction_bias else None
+    route_tokens(tensor(64, config.num_experts), config, bias)
+
+
+EXPERTS: dict[str, Callable[[], None]] = {
+    "router qwen3": partial(call_router, QWEN3.router),
+    "router gpt-oss": partial(call_router, GPT_OSS.router),
+    "router deepseek": partial(call_router, DEEPSEEK),
+}
+for rows in INVARIANT:
+    EXPERTS[f"experts invariant {rows}"] = partial(call_invariant, rows)
+for weights in FORMATS:
+    for tokens in TOKENS:
+        for index, tiles in enumerate(candidates(tokens, experts_of(weights))):
+            name = f"experts {weights or 'bf16'} at {tokens}, {index}"
+            EXPERTS[name] = partial(call_experts, weights, tokens, tiles)
