@@ -79,7 +79,8 @@ def _kind(linear: Linear | ExpertStack) -> str:
 def _stack_line(name: str, stacks: list[ExpertStack]) -> str:
     """`fp8 in rows: 96 stacks of 128 experts' layers, 29.45 GB: grouped GEMMs`"""
     size = f"{sum(stack.nbytes for stack in stacks) / 1e9:.2f} GB"
-    return f"{name}: {len(stacks)} stacks of {stacks[0].experts} experts' layers, {size}: grouped GEMMs"
+    layers = f"{len(stacks)} stacks of {stacks[0].experts} experts' layers"
+    return f"{name}: {layers}, {size}: grouped GEMMs"
 
 
 def _line(name: str, linears: list[Linear]) -> str:

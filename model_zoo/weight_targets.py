@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from model_zoo.checkpoint import Checkpoint, shorten, wrong_shape
+from model_zoo.checkpoint import Checkpoint, CheckpointTensor, shorten, wrong_shape
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
 from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import LoadedProjection
-from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.experts import Experts, StackedTensor
 from model_zoo.model import Model
 from model_zoo.staging import Parameter, StagedLayer
 from model_zoo.weight_reader import WeightTarget
@@ -52,29 +52,46 @@ class WeightTargets:
         self, name: str, place: Tensor, shape: tuple[int, ...] | None = None
     ) -> None:
         """shape: in the file, if it is not that of `place`"""
-        shape = shape or tuple(place.shape)
+        source = self._take_parameter(name, shape or tuple(place.shape))
+        if source is not None:
+            self.targets.append(WeightTarget(source, Parameter(place)))
+
+    def _take_parameter(self, name: str, shape: tuple[int, ...]) -> CheckpointTensor | None:
+        """The unquantized tensor of this name and shape."""
         source = self._sources.pop(name, None)
         if source is None:
             self._missing.append(name)
-            return
-        if source.shape != shape:
+        elif source.shape != shape:
             self._wrong.append(wrong_shape(source, shape))
         elif source.dtype not in FLOATS:
             self._wrong.append(
                 f"{source} is {str(source.dtype).removeprefix('torch.')}, which only linear layers "
                 "may be: use another repository of this model"
             )
-        self.targets.append(WeightTarget(source, Parameter(place)))
+        return source
 
     def _add_experts(self, experts: Experts) -> None:
         """One tensor for each expert, or one for all: whichever the files have."""
         stacked = experts.stacked_tensors()
-        if any(name in self._sources for name in stacked):
-            for name, tensor in stacked.items():
-                self._add_parameter(name, tensor.place, tensor.shape)
-        else:
+        if not any(name in self._sources for name in stacked):
             for projection in experts.projections():
                 self._add_projection(projection)
+            return
+        for name, tensor in stacked.items():
+            if tensor.place is not None:
+                self._add_parameter(name, tensor.place, tensor.shape)
+            else:
+                self._quantize_stacked(name, tensor)
+
+    def _quantize_stacked(self, name: str, tensor: StackedTensor) -> None:
+        source = self._take_parameter(name, tensor.shape)
+        if source is not None:
+            layer = StagedLayer(
+                {"weight": source},
+                tensor.stack.device,
+                lambda tensors: tensor.quantize(tensors["weight"]),
+            )
+            self.targets.append(WeightTarget(source, layer.tensors["weight"]))
 
     def _add_projection(self, projection: LoadedProjection) -> None:
         if projection.bias is not None:

@@ -48,6 +48,11 @@ class LoadedProjection(Protocol):
         ...
 
     @property
+    def scheme(self) -> WeightScheme | None:
+        """Of the quantized weight that it becomes part of."""
+        ...
+
+    @property
     def weight(self) -> Tensor: ...
 
     @property
@@ -77,6 +82,11 @@ class Projection:
     @property
     def transposed(self) -> bool:
         return self.linear.transposed
+
+    @property
+    def scheme(self) -> WeightScheme | None:
+        packed = self.linear.packed
+        return None if packed is None else packed.scheme
 
     @property
     def weight(self) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from model_zoo.checkpoint import Checkpoint, CheckpointTensor
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import capable
-from model_zoo.layers.linear import Projection
+from model_zoo.layers.linear import LoadedProjection
 from model_zoo.model import Model
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.readers.registry import read
+from model_zoo.quantization.readers.tensor_spec import tensor_name
 from model_zoo.quantization.stored_format import StoredFormat
 from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
@@ -106,24 +107,36 @@ class FormatTable:
         self._layers, self._target, self._model = layers, target, model
         sources = layers.checkpoint.sources if layers.checkpoint else {}
         self._sources = canonical_names(sources, model)
-        self._projections: dict[Kind, list[Projection]] = defaultdict(list)
-        for projection in model.projections():
+        self._others = dict(model.other_weights())
+        self._projections: dict[Kind, list[LoadedProjection]] = defaultdict(list)
+        for projection in (*model.projections(), *self._experts()):
             self._projections[self._kind(projection)].append(projection)
 
-    def _kind(self, projection: Projection) -> Kind:
+    def _experts(self) -> Iterator[LoadedProjection]:
+        """Those of experts that have tensors of their own; of others the tensors are `others`."""
+        for experts in self._model.experts():
+            stacked = experts.stacked_tensors()
+            if any(name in self._sources for name in stacked):
+                self._others |= {
+                    name: tensor.stack.weight if tensor.place is None else tensor.place
+                    for name, tensor in stacked.items()
+                }
+            else:
+                yield from experts.projections()
+
+    def _kind(self, projection: LoadedProjection) -> Kind:
         name, shape = projection.name, projection.shape
-        packed = projection.linear.packed
         return Kind(
             NUMBER.sub("*", name),
             self._layers.stored(name, shape),
             self._layers.runs_as(name, shape),
-            None if packed is None else packed.scheme,
+            projection.scheme,
         )
 
     def lines(self) -> list[str]:
         head = ("layers", "", "stored", "bytes", "runs as", "bytes", "error")
         rows = [head, *(self._row(kind, found) for kind, found in self._projections.items())]
-        others = self._model.other_weights().values()
+        others = self._others.values()
         name = _name(self._target.dtype)
         rows.append(("others", str(len(others)), "", "", name, size(_bytes(others)), ""))
         widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
@@ -136,7 +149,7 @@ class FormatTable:
             for row in rows
         ]
 
-    def _row(self, kind: Kind, projections: list[Projection]) -> tuple[str, ...]:
+    def _row(self, kind: Kind, projections: list[LoadedProjection]) -> tuple[str, ...]:
         first = projections[0]
         outputs, inputs = first.shape
         stored = self._stored_bytes(projections)
@@ -156,19 +169,21 @@ class FormatTable:
             self._error(kind, first),
         )
 
-    def _found(self, projection: Projection) -> dict[str, CheckpointTensor]:
-        sources = dict(self._sources)
-        found = self._layers.take(projection, sources)
-        name = f"{projection.name}.weight"
-        return {"weight": self._sources[name]} if found is None else found
+    def _found(self, projection: LoadedProjection) -> dict[str, CheckpointTensor]:
+        found = self._layers.take(projection, self._sources)
+        if found is None:
+            return {"weight": self._sources[f"{projection.name}.weight"]}
+        for suffix, source in found.items():  # which it has removed
+            self._sources[tensor_name(projection.name, suffix)] = source
+        return found
 
-    def _stored_bytes(self, projections: Iterable[Projection]) -> int:
+    def _stored_bytes(self, projections: Iterable[LoadedProjection]) -> int:
         if not self._sources:
             return 0
         found = (self._found(projection).values() for projection in projections)
         return sum(source.num_bytes for sources in found for source in sources)
 
-    def _stored_as(self, kind: Kind, projection: Projection) -> str:
+    def _stored_as(self, kind: Kind, projection: LoadedProjection) -> str:
         if kind.stored is not None:
             return str(kind.stored)
         return _name(self._found(projection)["weight"].dtype) if self._sources else ""
@@ -179,7 +194,7 @@ class FormatTable:
         name = _name(self._target.dtype)
         return f"{name}, dequantized when loaded" if kind.runs_as is not None else name
 
-    def _error(self, kind: Kind, projection: Projection) -> str:
+    def _error(self, kind: Kind, projection: LoadedProjection) -> str:
         """The root mean square of what changes, relative to that of the stored numbers."""
         if not self._sources:
             return ""
@@ -190,7 +205,7 @@ class FormatTable:
             exact = weight.dequantize(torch.float32)
         else:
             plain = tensors["weight"]
-            plain = plain.T if projection.linear.transposed else plain
+            plain = plain.T if projection.transposed else plain
             exact = plain[: max(1, MEASURED_CODES // plain.shape[1])].float()
             weight = None if kind.runs_as is None else quantize_fp8(exact)
         running = exact if weight is None else weight.dequantize(torch.float32)

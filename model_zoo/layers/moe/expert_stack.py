@@ -31,11 +31,16 @@ class ExpertProjection:
 
     @property
     def device(self) -> torch.device:
-        return self.stack.weight.device
+        return self.stack.device
 
     @property
     def transposed(self) -> bool:
         return False
+
+    @property
+    def scheme(self) -> WeightScheme | None:
+        packed = self.stack.packed
+        return None if packed is None else packed.scheme
 
     @property
     def weight(self) -> Tensor:
@@ -80,6 +85,10 @@ class ExpertStack(nn.Module):
         if bias:
             room = torch.empty(experts, outputs, dtype=dtype)
             self.bias = nn.Parameter(room, requires_grad=False)
+
+    @property
+    def device(self) -> torch.device:
+        return self.weight.device
 
     @property
     def nbytes(self) -> int:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.activation import activate
-from model_zoo.layers.moe.expert_stack import ExpertProjection
+from model_zoo.layers.moe.expert_stack import ExpertProjection, ExpertStack
 from model_zoo.layers.moe.tiles import ExpertTiles, TilesByTokens
 from model_zoo.moe_config import MoEConfig
+from model_zoo.quantization.quantize import quantize_fp8
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,23 @@ class ExpertNames:
 
 @dataclass(frozen=True, slots=True)
 class StackedTensor:
-    """A tensor of the checkpoint that holds a matrix of every expert."""
+    """A tensor of the checkpoint that holds a matrix, or a bias, of every expert."""
 
     shape: tuple[int, ...]  # in the file
-    place: Tensor  # a view of the parameter, of as many elements in the same order
+    # A view of the parameter, of as many elements in the same order; None: it is to be quantized.
+    place: Tensor | None
+    stack: ExpertStack
+    interleaved: bool
+    transposed: bool
+
+    @torch.no_grad()
+    def quantize(self, stored: Tensor) -> None:
+        """Store the file's tensor in the packed stack, as fp8 with a scale for each row."""
+        for expert, weight in enumerate(stored):
+            weight = weight.T if self.transposed else weight
+            if self.interleaved:
+                weight = weight.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+            self.stack.store(expert, 0, quantize_fp8(weight))
 
 
 class Experts(nn.Module):
@@ -95,17 +109,14 @@ class Experts(nn.Module):
                 yield ExpertProjection(name, self.down, expert, 0, outputs)
 
     def stacked_tensors(self) -> dict[str, StackedTensor]:
-        """The checkpoint's tensors, where it stores one for all experts; empty if quantized."""
+        """The checkpoint's tensors, where it stores one for all experts."""
         found: dict[str, StackedTensor] = {}
-        stacks = {"gate_up_proj": self.gate_up, "down_proj": self.down}
-        for name, stack in stacks.items():
-            if stack.packed is not None:
-                return {}
+        for name, stack in {"gate_up_proj": self.gate_up, "down_proj": self.down}.items():
             split = self.names.interleaved and stack is self.gate_up
             whole = f"{self.names.prefix}.{name}"
-            found[whole] = _stacked(stack.weight, split, self.names.transposed)
+            found[whole] = _stacked(stack, stack.weight, split, self.names.transposed)
             if stack.bias is not None:
-                found[f"{whole}_bias"] = _stacked(stack.bias, split, False)
+                found[f"{whole}_bias"] = _stacked(stack, stack.bias, split, False)
         return found
 
     def use_tiles(self, tiles: Mapping[int, ExpertTiles], *, batch_invariant: bool = False) -> None:
@@ -164,12 +175,17 @@ class Experts(nn.Module):
         return out
 
 
-def _stacked(place: Tensor, interleaved: bool, transposed: bool) -> StackedTensor:
+def _stacked(
+    stack: ExpertStack, parameter: Tensor, interleaved: bool, transposed: bool
+) -> StackedTensor:
     """A parameter [E, N, K] or [E, N], with gates before ups, as a file stores it."""
-    shape = tuple(place.shape)
+    shape = (stack.experts, stack.outputs, stack.inputs)[: 2 if parameter is stack.bias else 3]
+    stored = (shape[0], *reversed(shape[1:])) if transposed else shape
+    if stack.packed is not None and parameter is stack.weight:
+        return StackedTensor(stored, None, stack, interleaved, transposed)
+    place = parameter.data
     if interleaved:
         place = place.unflatten(1, (2, -1)).transpose(1, 2)  # [E, I, 2, K]
     if transposed:
-        shape = (shape[0], shape[2], shape[1])
         place = place.movedim(-1, 1)  # [E, K, N], or [E, K, I, 2]
-    return StackedTensor(shape, place)
+    return StackedTensor(stored, place, stack, interleaved, transposed)

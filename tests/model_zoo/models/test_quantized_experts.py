@@ -11,11 +11,18 @@ from torch import Tensor, nn
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.config import read_config
 from model_zoo.layers.gemm.autotune import autotune_gemms
+from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.autotune import autotune_experts
+from model_zoo.layers.moe.experts import ExpertNames, Experts
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import ExpertTiles, ProductTile
+from model_zoo.layers.quantized_gemm.packed_weight import pack
+from model_zoo.layers.quantized_gemm.stacked_parameters import pad_columns
 from model_zoo.model import Model
+from model_zoo.moe_config import MoEConfig, RouterConfig
 from model_zoo.quantization.checkpoint_layers import CheckpointLayers
+from model_zoo.quantization.quantize import quantize_fp8
+from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.weight_reader import read_in_turn
 from model_zoo.weight_targets import WeightTargets
@@ -88,6 +95,31 @@ def test_fp8_while_loading_leaves_the_router_unquantized(tmp_path: Path):
                 for part in ("experts.", "shared.", "attention.qkv.weight", "attention.out.weight")
             )
         ), name
+
+
+def test_experts_in_one_tensor_are_quantized_while_loading_as_those_in_many(tmp_path: Path):
+    """In the layout of each architecture: outputs first or last, gates and ups in turn or not."""
+    moe = MoEConfig(router=RouterConfig(num_experts=3, top_k=2), intermediate_size=64)
+    scheme = WeightScheme(kind="fp8", row_group=1, column_group=64, scale_dtype=torch.float32)
+    factory = LinearFactory(torch.float16, lambda parts, inputs: scheme)
+    weights = {"gate_up_proj": torch.randn(3, 128, 64), "down_proj": torch.randn(3, 64, 64)}
+    for transposed, interleaved in ((False, False), (True, False), (True, True)):
+        names = ExpertNames("experts", transposed=transposed, interleaved=interleaved)
+        experts = Experts(moe, 64, names, factory)
+        for name, tensor in experts.stacked_tensors().items():
+            part = name.partition(".")[2]
+            stored = weights[part]
+            if interleaved and part == "gate_up_proj":
+                stored = stored.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+            stored = stored.transpose(1, 2) if transposed else stored
+            assert tensor.shape == tuple(stored.shape) and tensor.place is None
+            tensor.quantize(stored.contiguous())
+        for part, stack in (("gate_up_proj", experts.gate_up), ("down_proj", experts.down)):
+            for expert, weight in enumerate(weights[part]):
+                expected = pack(pad_columns(quantize_fp8(weight), 128))
+                assert stack.packed is not None
+                assert torch.equal(stack.packed.of(expert).words, expected.words)
+                assert torch.equal(stack.packed.of(expert).scales, expected.scales)
 
 
 @pytest.mark.gpu

@@ -25,7 +25,7 @@ MIB = 2**20
 STEPS = StepSizes(tokens=8192, rows=256, max_len=40_960, page_size=16)
 
 
-@pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied"])
+@pytest.mark.parametrize("kind", ["qwen3-tied", "llama3", "gpt2", "gpt2-untied", "qwen2-moe"])
 def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> None:
     write_checkpoint(kind, tmp_path)
     config = read_config(tmp_path)
@@ -37,7 +37,7 @@ def test_weights_are_those_of_the_loaded_model(kind: str, tmp_path: Path) -> Non
     assert weight_bytes(config, torch.float32) == 2 * weight_bytes(config, torch.bfloat16)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-tied", "gpt2", "mixtral"])
 def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) -> None:
     """Of an embedding that is the head, too, it keeps both ways to lay it out."""
     write_checkpoint(kind, tmp_path)

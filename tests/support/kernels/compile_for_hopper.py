@@ -37,7 +37,7 @@ INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+
 
 
 class CompileOnly(DriverBase):
-    """Enough of a driver to compile for sm_90a or sm_80; `launched` has each kernel once a launch."""
+    """Enough of a driver to compile for sm_90a or sm_80; `launched` has each launch's kernel."""
 
     def __init__(self, capability: int = 90) -> None:
         self.capability = capability

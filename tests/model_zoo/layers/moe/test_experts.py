@@ -48,6 +48,7 @@ def test_experts_of_gpt_oss_have_interleaved_transposed_weights_biases_and_clamp
     stored = dict(module.named_parameters())
     for name, tensor in experts.stacked_tensors().items():
         assert tensor.shape == tuple(stored[name].shape)
+        assert tensor.place is not None
         tensor.place.copy_(stored[name].view(tensor.place.shape))
     x = torch.randn(11, 16) * 3
     logits = x @ stored["router.weight"].T + stored["router.bias"]
@@ -81,6 +82,7 @@ def test_a_block_with_a_gated_shared_expert_is_that_of_qwen():
     router.shared_gate_weight.copy_(stored["shared_expert_gate.weight"])
     experts = Experts(moe, 16, ExpertNames("experts"), LINEARS)
     for name, tensor in experts.stacked_tensors().items():
+        assert tensor.place is not None
         tensor.place.copy_(stored[name])
     shared = SwigluMLP(
         LINEARS.swiglu(16, 12, "gate", "up", bias=False),
