@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -11,15 +11,31 @@ from torch import Tensor
 from attention.common.dependent_launch import dependent_launch
 from model_zoo.layers.gemm.implementations import TILES, workspace
 from model_zoo.layers.moe.align import align
+from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.expert_tile import weight_arguments
-from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.few_tokens import _few_down, _few_gate_up
 from model_zoo.layers.moe.grouped import GROUP_M, _grouped_down, _grouped_gate_up
 from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile
+from model_zoo.moe_config import Activation
+
+
+class StackedExperts(Protocol):
+    """What the kernels need of Experts."""
+
+    num_experts: int
+    top_k: int
+    hidden: int
+    inner: int
+    activation: Activation
+    gate_up: ExpertStack
+    down: ExpertStack
+    is_batch_invariant: bool
+
+    def tiles_of(self, tokens: int) -> ExpertTiles: ...
 
 
 def run_experts(
-    experts: Experts,
+    experts: StackedExperts,
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -45,7 +61,7 @@ def run_experts(
 
 
 def _few(
-    experts: Experts,
+    experts: StackedExperts,
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
@@ -80,7 +96,7 @@ def _few(
 
 
 def _grouped(
-    experts: Experts,
+    experts: StackedExperts,
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
