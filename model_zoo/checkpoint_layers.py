@@ -32,6 +32,8 @@ KINDS: dict[FormatName, CodeKind] = {
     "mxfp4": "fp4",
     "mxfp4-pack-quantized": "fp4",
 }
+# Of tensors' names, by suffix: a model with experts asks for all of them for thousands of layers.
+ENDINGS = tuple((suffix, tensor_name("", suffix)) for suffix in SUFFIXES)
 SECOND_SCALE: tuple[FormatName, ...] = ("nvfp4", "nvfp4-pack-quantized")
 
 
@@ -156,8 +158,8 @@ class CheckpointLayers:
         sources = self.checkpoint.sources
         found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for module in (name.partition(".")[2], name):
-            for suffix in SUFFIXES:
-                source = sources.get(tensor_name(module, suffix))
+            for suffix, ending in ENDINGS:
+                source = sources.get(module + ending)
                 if source is not None:
                     found[suffix] = source.dtype, source.shape
         return found
