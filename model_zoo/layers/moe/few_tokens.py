@@ -27,12 +27,12 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.dependent_launch import wait_for_launcher
-from attention.common.softmax import dot
 from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 from model_zoo.layers.moe.expert_tile import (
     activated,
+    add_product,
+    gate_up_rows,
     load_columns,
-    load_tile,
     row_factor,
     sigmoid,
     weight_of,
@@ -71,10 +71,10 @@ def _prefetch_rows(W, n, bytes):
 def _few_gate_up(
     X, IDS, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, inner, K, x_row, width, scale_expert,
     scale_row, scale_column, TOP_K: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
-    KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr,
-    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    ACTIVATION: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    MODE: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
+    RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
+    SCALES_SUMS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
@@ -88,30 +88,20 @@ def _few_gate_up(
         W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
     )
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    gates = tl.minimum(n, inner - 1)
-    ups = gates + inner
     token = tl.arange(0, COLUMNS)
-    row = tl.minimum(token, tokens - 1)
-    gate = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
-    up = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
+    rows = gate_up_rows(n, inner)
+    acc = tl.zeros([2 * BLOCK_N, COLUMNS], tl.float32)
     for start in range(0, K, BLOCK_K):
-        x = load_columns(X, row, start, K, x_row, BLOCK_K, EVEN_K)
-        w = load_tile(
-            W, SCALES, ZEROS, gates, start, N, K, width, scale_row, scale_column, KIND, SCALE,
-            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        x = load_columns(X, token, chose, start, K, x_row, BLOCK_K, EVEN_K)
+        acc = add_product(
+            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
+            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
+            EVEN_K,
         )  # fmt: skip
-        gate = dot(w.to(x.dtype), x, gate, PRECISION)
-        w = load_tile(
-            W, SCALES, ZEROS, ups, start, N, K, width, scale_row, scale_column, KIND, SCALE,
-            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
-        )  # fmt: skip
-        up = dot(w.to(x.dtype), x, up, PRECISION)
-    gate *= row_factor(SCALES, ROW_SCALES, gates, UNIT, PER_ROW)[:, None]
-    up *= row_factor(SCALES, ROW_SCALES, ups, UNIT, PER_ROW)[:, None]
+    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        BIAS += expert.to(tl.int64) * N
-        gate += tl.load(BIAS + gates).to(tl.float32)[:, None]
-        up += tl.load(BIAS + ups).to(tl.float32)[:, None]
+        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+    gate, up = tl.split(acc.reshape(2, BLOCK_N, COLUMNS).permute(1, 2, 0))
     y = activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty)
     at = OUT + (token * TOP_K + slot)[None, :] * inner + n[:, None]
     tl.store(at, y, mask=(n < inner)[:, None] & chose[None, :])
@@ -134,10 +124,11 @@ def add_shared(total, SHARED, SHARED_GATE, token, n, real, N, gate_stride):
 def _few_down(
     X, IDS, WEIGHTS, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS,
     tokens, N, K, gate_stride, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr,
-    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
-    UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
-    PER_ROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, MODE: tl.constexpr, KIND: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     expert, chose, slot, is_first = _tokens_of_pair(
         IDS, tl.program_id(0), tokens, TOP_K, SLOTS, COLUMNS
@@ -159,13 +150,13 @@ def _few_down(
         pair = tl.where(chose, token * TOP_K + slot, tl.program_id(0))
         acc = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
         for start in range(0, K, BLOCK_K):
-            x = load_columns(X, pair, start, K, K, BLOCK_K, EVEN_K)
-            w = load_tile(
-                W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, KIND, SCALE,
-                UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+            x = load_columns(X, pair, chose, start, K, K, BLOCK_K, EVEN_K)
+            acc = add_product(
+                acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE,
+                KIND, SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION,
+                BLOCK_K, EVEN_K,
             )  # fmt: skip
-            acc = dot(w.to(x.dtype), x, acc, PRECISION)
-        acc *= row_factor(SCALES, ROW_SCALES, rows, UNIT, PER_ROW)[:, None]
+        acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
         if BIAS is not None:
             acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
         acc *= tl.load(WEIGHTS + pair)[None, :]

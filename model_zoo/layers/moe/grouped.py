@@ -23,12 +23,12 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
-from attention.common.softmax import dot
 from model_zoo.layers.moe.align import EXPERTS
 from model_zoo.layers.moe.expert_tile import (
     activated,
+    add_product,
+    gate_up_rows,
     load_columns,
-    load_tile,
     row_factor,
     weight_of,
 )
@@ -62,11 +62,12 @@ def _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M: tl.constexpr):
 @triton.jit(do_not_specialize=["tokens"])
 def _grouped_gate_up(
     X, PAIRS, COUNTS, TILES, NUM_TILES, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, inner, K,
-    x_row, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr, KIND: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
-    COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, ACTIVATION: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr, GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
+    x_row, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr, MODE: tl.constexpr,
+    KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
+    SCALES_SUMS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
@@ -79,28 +80,19 @@ def _grouped_gate_up(
         W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
     )
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    gates = tl.minimum(n, inner - 1)
-    ups = gates + inner
-    gate = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    rows = gate_up_rows(n, inner)
+    acc = tl.zeros([2 * BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
-        x = load_columns(X, pair // TOP_K, start, K, x_row, BLOCK_K, EVEN_K)
-        w = load_tile(
-            W, SCALES, ZEROS, gates, start, N, K, width, scale_row, scale_column, KIND, SCALE,
-            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        x = load_columns(X, pair // TOP_K, real, start, K, x_row, BLOCK_K, EVEN_K)
+        acc = add_product(
+            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
+            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
+            EVEN_K,
         )  # fmt: skip
-        gate = dot(w.to(x.dtype), x, gate, PRECISION)
-        w = load_tile(
-            W, SCALES, ZEROS, ups, start, N, K, width, scale_row, scale_column, KIND, SCALE,
-            UNIT, RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
-        )  # fmt: skip
-        up = dot(w.to(x.dtype), x, up, PRECISION)
-    gate *= row_factor(SCALES, ROW_SCALES, gates, UNIT, PER_ROW)[:, None]
-    up *= row_factor(SCALES, ROW_SCALES, ups, UNIT, PER_ROW)[:, None]
+    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        BIAS += expert.to(tl.int64) * N
-        gate += tl.load(BIAS + gates).to(tl.float32)[:, None]
-        up += tl.load(BIAS + ups).to(tl.float32)[:, None]
+        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+    gate, up = tl.split(acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
     y = tl.trans(activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty))
     at = OUT + pair.to(tl.int64)[:, None] * inner + n[None, :]
     tl.store(at, y, mask=real[:, None] & (n < inner)[None, :])
@@ -110,10 +102,11 @@ def _grouped_gate_up(
 def _grouped_down(
     X, WEIGHTS, PAIRS, COUNTS, TILES, NUM_TILES, PARTS, ARRIVALS, SHARED, SHARED_GATE, OUT, W,
     SCALES, ZEROS, ROW_SCALES, BIAS, tokens, N, K, gate_stride, width, scale_expert, scale_row,
-    scale_column, TOP_K: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    scale_column, TOP_K: tl.constexpr, MODE: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
     UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
-    PER_ROW: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
+    PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
@@ -128,13 +121,13 @@ def _grouped_down(
     rows = tl.minimum(n, N - 1)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     for start in range(0, K, BLOCK_K):
-        x = load_columns(X, pair, start, K, K, BLOCK_K, EVEN_K)
-        w = load_tile(
-            W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, KIND, SCALE, UNIT,
-            RUN, ROW_GROUP, COLUMN_GROUP, not PER_ROW, BLOCK_K, EVEN_K,
+        x = load_columns(X, pair, real, start, K, K, BLOCK_K, EVEN_K)
+        acc = add_product(
+            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
+            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
+            EVEN_K,
         )  # fmt: skip
-        acc = dot(w.to(x.dtype), x, acc, PRECISION)
-    acc *= row_factor(SCALES, ROW_SCALES, rows, UNIT, PER_ROW)[:, None]
+    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
         acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
     acc *= tl.load(WEIGHTS + pair)[None, :]

@@ -111,7 +111,7 @@ PLAIN: dict[int, tuple[ExpertTiles, ...]] = {
     128: (
         ExpertTiles.of(128, ProductTile(64, 64, 8, 4), ProductTile(128, 64, 8, 4)),
         ExpertTiles.of(128, ProductTile(128, 64, 8, 3), ProductTile(128, 64, 8, 4)),
-        ExpertTiles.of(128, ProductTile(128, 64, 8, 3), ProductTile(256, 64, 8, 3)),
+        ExpertTiles.of(128, ProductTile(64, 64, 4, 4), ProductTile(64, 64, 4, 4)),
     ),
 }
 FEW_PLAIN = (
@@ -120,22 +120,31 @@ FEW_PLAIN = (
     ExpertTiles.of(FEW_COLUMNS, ProductTile(16, 512, 4, 3), ProductTile(32, 128, 4, 4)),
     ExpertTiles.of(FEW_COLUMNS, ProductTile(64, 64, 4, 5), ProductTile(64, 128, 4, 4)),
 )
+# Products of 64 rows, which are those of 32 gates and ups, take dequantized weights from registers.
 PACKED: dict[int, tuple[ExpertTiles, ...]] = {
     16: (
         ExpertTiles.of(16, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),
-        ExpertTiles.of(16, ProductTile(32, 256, 4, 3), ProductTile(64, 256, 8, 3)),
+        ExpertTiles.of(16, ProductTile(64, 128, 4, 3), ProductTile(64, 128, 4, 4)),
+        ExpertTiles.of(16, ProductTile(32, 256, 4, 3), ProductTile(64, 256, 4, 3)),
     ),
-    32: (ExpertTiles.of(32, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),),
+    32: (
+        ExpertTiles.of(32, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),
+        ExpertTiles.of(32, ProductTile(64, 128, 4, 3), ProductTile(64, 128, 4, 4)),
+    ),
     64: (
         ExpertTiles.of(64, ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
         ExpertTiles.of(64, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),
     ),
-    128: (ExpertTiles.of(128, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),),
+    128: (
+        ExpertTiles.of(128, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),
+        ExpertTiles.of(128, ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
+    ),
 }
 FEW_PACKED = (
-    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 128, 4, 4), ProductTile(32, 128, 4, 4)),
-    ExpertTiles.of(FEW_COLUMNS, ProductTile(16, 256, 4, 4), ProductTile(16, 256, 4, 4)),
-    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 256, 4, 3), ProductTile(32, 256, 4, 3)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 128, 4, 4), ProductTile(64, 128, 4, 4)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(64, 128, 4, 4), ProductTile(64, 128, 4, 4)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 256, 4, 3), ProductTile(64, 256, 4, 3)),
+    ExpertTiles.of(FEW_COLUMNS, ProductTile(32, 128, 4, 6), ProductTile(32, 128, 4, 5)),
 )
 
 

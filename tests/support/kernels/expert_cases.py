@@ -40,7 +40,7 @@ def make_experts(
     )
     with torch.device(device):
         experts = Experts(
-            config, hidden, ExpertNames("experts"), LinearFactory(dtype, scheme_of(weights))
+            config, hidden, ExpertNames("experts"), LinearFactory(dtype, scheme_of(weights, dtype))
         )
     torch.manual_seed(num_experts * hidden)
     for stack in (experts.gate_up, experts.down):
@@ -48,13 +48,15 @@ def make_experts(
     return experts
 
 
-def scheme_of(weights: str | None):
+def scheme_of(weights: str | None, dtype: torch.dtype = torch.float16):
+    """dtype: of the scales of integers"""
+
     def scheme(parts: object, inputs: int) -> WeightScheme | None:
         if weights is None:
             return None
         kind, column_group, row_group, zeros = KINDS[weights]
         dtypes = {"fp8": torch.float32, "fp4": torch.uint8}
-        scale_dtype = dtypes.get(kind, torch.float16)
+        scale_dtype = dtypes.get(kind, dtype)
         scale_dtype = torch.float8_e8m0fnu if weights == "mxfp8" else scale_dtype
         return WeightScheme(
             kind=kind,
@@ -77,7 +79,9 @@ def fill(stack: ExpertStack, weights: str | None, device: str) -> None:
             stack.weight[expert] = noise.to(stack.dtype)
             exact[expert] = stack.weight[expert].double().cpu()
         else:
-            stored = quantized(weights, stack.outputs, stack.inputs, device=device)
+            stored = quantized(
+                weights, stack.outputs, stack.inputs, device=device, scales=stack.dtype
+            )
             # Another one for each expert: its rows in another order.
             stored = replace(stored, codes=stored.codes.roll(expert, 0))
             stack.store(expert, 0, stored)

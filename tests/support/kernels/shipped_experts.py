@@ -42,7 +42,7 @@ def experts_of(weights: str | None) -> Experts:
     config, hidden = (GPT_OSS, 2880) if weights == "mxfp4" else (QWEN3, 2048)
     with META:
         return Experts(
-            config, hidden, ExpertNames("experts"), LinearFactory(BF16, scheme_of(weights))
+            config, hidden, ExpertNames("experts"), LinearFactory(BF16, scheme_of(weights, BF16))
         )
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.moe.expert_tile import weight_arguments
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import BUCKETS, ExpertTiles, ProductTile, candidates
@@ -19,6 +20,8 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 SMALL = ExpertTiles.of(16, ProductTile(16, 64), ProductTile(32, 64))
 UNEVEN = ExpertTiles.of(16, ProductTile(32, 128), ProductTile(16, 128))
 CORNERS = {"int4 g32 zeros", "nvfp4", "mxfp4", "fp8 block", "fp8 row"}
+# int4 with bfloat16 scales, and all other kinds that decode_bf16.py reads.
+BF16_KINDS = ("int4 g128", "int4 g32 zeros", "int4 row", "nvfp4", "mxfp4", "fp8 row", "fp8 block")
 EACH_KIND = [
     name if name in CORNERS else pytest.param(name, marks=pytest.mark.slow) for name in KINDS
 ]
@@ -103,6 +106,16 @@ def test_quantized_experts_of_every_kind_are_dequantized_on_the_way(
 ):
     experts = few_experts(device, hidden=256, inner=128, num_experts=3, top_k=2, weights=name)
     assert experts.is_packed
+    check(experts, tokens, tiles=UNEVEN)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+@pytest.mark.parametrize("name", BF16_KINDS)
+def test_bfloat16_weights_are_dequantized_two_at_a_time(device: str, tokens: int, name: str):
+    """By other instructions than float16 ones: the test above has those."""
+    experts = few_experts(device, BF16, hidden=256, inner=128, num_experts=3, top_k=2, weights=name)
+    modes = {weight_arguments(s).options["MODE"] for s in (experts.gate_up, experts.down)}
+    assert modes == {"bfloat16"}
     check(experts, tokens, tiles=UNEVEN)
 
 
