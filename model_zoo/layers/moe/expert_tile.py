@@ -142,6 +142,12 @@ class WeightArguments:
     strides: tuple[int, int, int]  # of scales: of an expert, a row, a column
     options: dict[str, Any]  # constants of the format
 
+    @property
+    def row_bytes(self) -> int:
+        weight = self.tensors[0]
+        assert weight is not None
+        return self.width * weight.element_size()
+
     def of_tile(self, columns: int, inputs: int) -> dict[str, Any]:
         """The format's constants, and those of a step of so many columns of K = inputs."""
         if self.options["SCALES_SUMS"]:

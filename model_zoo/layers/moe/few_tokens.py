@@ -59,7 +59,7 @@ def _tokens_of_pair(
 
 @triton.jit
 def _prefetch_rows(W, n, bytes):
-    """Prefetch whole rows of one expert's weight into L2."""
+    """Prefetch whole rows of one expert's weight into L2; bytes: a multiple of 16."""
     tl.inline_asm_elementwise(
         "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r",
         [W.to(tl.int64) + n.to(tl.int64) * bytes, tl.zeros_like(n) + bytes],
@@ -128,7 +128,7 @@ def _few_down(
     SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
     COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PREFETCH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     expert, chose, slot, is_first = _tokens_of_pair(
         IDS, tl.program_id(0), tokens, TOP_K, SLOTS, COLUMNS
@@ -141,7 +141,7 @@ def _few_down(
     rows = tl.minimum(n, N - 1)
     if DEPENDENT:
         gdc_launch_dependents()
-        if is_first:
+        if is_first and PREFETCH:
             _prefetch_rows(W, rows, width * (W.dtype.element_ty.primitive_bitwidth // 8))
         gdc_wait()
     token = tl.arange(0, COLUMNS)

@@ -90,7 +90,8 @@ def _few(
     _few_down[(pairs, tiles_n)](
         between, ids, weights, parts, workspace(x.device)[1], shared, shared_gate, out,
         *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
-        *second.strides, **columns, **second.of_tile(down.columns, inner), **_options(down, x),
+        *second.strides, **columns, **second.of_tile(down.columns, inner),
+        PREFETCH=second.row_bytes % 16 == 0, **_options(down, x),
     )  # fmt: skip
     return out
 

@@ -293,9 +293,9 @@ def test_launches_run_elsewhere_give_the_same_tokens_without_a_look_at_clock_or_
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["gpt2", "llama-yarn"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama-yarn", "qwen2-moe", "qwen3-moe-some-layers"])
 def test_whole_steps_serve_models_of_every_kind(kind: str, tmp_path: Path) -> None:
-    """Learned positions, no norm of queries and keys."""
+    """Learned positions, no norm of queries and keys, experts."""
     write_checkpoint(kind, tmp_path)
     check_answers(
         tmp_path,

@@ -148,6 +148,34 @@ def test_a_token_has_the_same_bits_alone_and_among_others(device: str):
         assert torch.equal(some, whole[:rows]), rows
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, "fp8 block", "fp8 row", "mxfp4", "int4 g128"])
+def test_large_experts_are_batch_invariant(weights: str | None):
+    experts = make_experts(
+        num_experts=16, top_k=4, hidden=1024, inner=512, dtype=BF16, device="cuda", weights=weights
+    )
+    experts.use_tiles({}, batch_invariant=True)
+    ids, scores = routing("few experts", 700, experts)
+    x = torch.randn(700, 1024, device="cuda").to(BF16) / 32
+    whole = run_experts(experts, x, ids, scores)
+    for rows in (1, 2, 8, 9, 33, 64, 65, 300):
+        some = run_experts(experts, x[:rows], ids[:rows], scores[:rows])
+        assert torch.equal(some, whole[:rows]), rows
+        assert torch.equal(run_experts(experts, x, ids, scores), whole), "the same at every run"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, *KINDS])
+def test_every_candidate_is_right(weights: str | None):
+    experts = make_experts(
+        num_experts=16, top_k=4, hidden=512, inner=256, dtype=BF16, device="cuda", weights=weights
+    )
+    for tokens in (1, 4, 8, 16, 40, 200, 1000):
+        for tiles in candidates(tokens, experts):
+            for kind in ROUTINGS:
+                check(experts, tokens, kind, tiles)
+
+
 def test_experts_that_were_not_chosen_are_not_read(device: str):
     """Their weights are not numbers here, which any product would show."""
     experts = few_experts(device)
