@@ -136,8 +136,8 @@ PACKED: dict[int, tuple[ExpertTiles, ...]] = {
         ExpertTiles.of(64, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),
     ),
     128: (
+        ExpertTiles.of(128, ProductTile(64, 128, 8, 3), ProductTile(64, 128, 4, 3)),
         ExpertTiles.of(128, ProductTile(64, 128, 8, 3), ProductTile(128, 128, 8, 3)),
-        ExpertTiles.of(128, ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
     ),
 }
 FEW_PACKED = (
