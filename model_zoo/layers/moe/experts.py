@@ -86,6 +86,10 @@ class Experts(nn.Module):
         self.is_batch_invariant = False
 
     @property
+    def device(self) -> torch.device:
+        return self.gate_up.device
+
+    @property
     def is_packed(self) -> bool:
         return self.gate_up.packed is not None or self.down.packed is not None
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
+
+import torch
 
 # From the first number of tokens to the largest of FEW, no tokens are sorted: few_tokens.py.
 FEW = 8
@@ -61,6 +64,9 @@ class ExpertShape(Protocol):
     num_experts: int
     top_k: int
     is_batch_invariant: bool
+
+    @property
+    def device(self) -> torch.device: ...
 
     @property
     def is_packed(self) -> bool: ...
@@ -148,16 +154,41 @@ FEW_PACKED = (
 )
 
 
+# Of GPUs other than Hopper, whose tensor cores take sums and weights from registers, and which have
+# as little as 99 KiB of shared memory.
+OTHERS_INVARIANT = {
+    16: ExpertTiles.of(16, ProductTile(32, 64, 4, 4), ProductTile(64, 64, 4, 4)),
+    64: ExpertTiles.of(64, ProductTile(32, 64, 4, 4), ProductTile(64, 64, 4, 4)),
+}
+OTHERS_INVARIANT_PACKED = {
+    16: ExpertTiles.of(16, ProductTile(32, 128, 4, 3), ProductTile(64, 128, 4, 3)),
+    64: ExpertTiles.of(64, ProductTile(32, 128, 4, 2), ProductTile(64, 128, 4, 2)),
+}
+OTHERS_PLAIN = {rows: PLAIN[rows][:1] for rows in (16, 32, 64)}
+OTHERS_PACKED = {rows: PACKED[rows][:1] for rows in (16, 32, 64)}
+OTHERS_FEW = FEW_PLAIN[:2], FEW_PACKED[:2]
+
+
+@cache
+def is_hopper(device: torch.device) -> bool:
+    """Compute capability 9.0, for which the first tables are; a device without kernels is, too."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
+
+
 def candidates(tokens: int, shape: ExpertShape) -> tuple[ExpertTiles, ...]:
     """What to time for so many tokens, the default first."""
     if shape.is_float32:
         return (FLOAT32,)
     each = tokens * shape.top_k / shape.num_experts  # tokens of an expert, if all get as many
+    hopper = is_hopper(shape.device)
     if shape.is_batch_invariant:
-        return (INVARIANT[16 if each <= 16 else 64],)
+        others = OTHERS_INVARIANT_PACKED if shape.is_packed else OTHERS_INVARIANT
+        return ((INVARIANT if hopper else others)[16 if each <= 16 else 64],)
     if tokens <= FEW:
-        return FEW_PACKED if shape.is_packed else FEW_PLAIN
-    table = PACKED if shape.is_packed else PLAIN
+        plain, packed = (FEW_PLAIN, FEW_PACKED) if hopper else OTHERS_FEW
+        return packed if shape.is_packed else plain
+    plain, packed = (PLAIN, PACKED) if hopper else (OTHERS_PLAIN, OTHERS_PACKED)
+    table = packed if shape.is_packed else plain
     fitting = [rows for rows in table if rows >= 1.25 * each] or [max(table)]
     least = fitting[0]
     others = (rows for rows in (least // 2, 2 * least) if rows in table)

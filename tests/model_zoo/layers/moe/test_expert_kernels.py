@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.moe import tiles as tiles_of_gpus
 from model_zoo.layers.moe.expert_tile import weight_arguments
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.run import run_experts
@@ -189,10 +190,16 @@ def test_experts_that_were_not_chosen_are_not_read(device: str):
         assert run_experts(experts, x, ids, weights, tiles=SMALL).isfinite().all()
 
 
+@pytest.mark.parametrize("hopper", [True, False])
 @pytest.mark.parametrize("is_packed", [True, False])
-def test_candidates_have_steps_that_the_formats_allow(is_packed: bool):
+def test_candidates_have_steps_that_the_formats_allow(
+    is_packed: bool, hopper: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tiles_of_gpus, "is_hopper", lambda device: hopper)
+
     class Shape:
         num_experts, top_k, is_batch_invariant, is_float32 = 128, 8, False, False
+        device = torch.device("cpu")
 
     Shape.is_packed = is_packed  # type: ignore[attr-defined]
     for tokens in BUCKETS:
