@@ -145,7 +145,10 @@ class ChatTemplate:
             ) from None
         except TemplateError as error:
             raise RequestError(
-                "the model's chat template refuses the messages: {}", error.message, param=MESSAGES
+                "the model's chat template refuses the messages: {}: change them, or start the "
+                "server with another --chat-template",
+                str(error.message).rstrip(". "),
+                param=MESSAGES,
             ) from None
         except Exception as error:  # whatever template code can raise is the messages' fault here
             raise RequestError(

@@ -101,7 +101,7 @@ def template_messages(
                 _tool_call(call, path / place) for place, call in enumerate(message.tool_calls)
             ]
         plain.append(entry)
-    return plain
+    return tokenizer.call_traits.fitted(plain)
 
 
 def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -20,13 +20,16 @@ from server.generation.detokenizer import (
     byte_table,
 )
 from server.http.validation import fields_of
+from server.prompt.call_traits import CallTraits
 from server.prompt.chat_template import ChatTemplate
+from server.prompt.end_tokens import EndTokens, end_ids
 from server.prompt.special_tokens import MAX_GROWTH, ControlTokens
 
 T = TypeVar("T")
 
 REPAIR = "correct it, or download it again"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
+END_FILES = ("generation_config.json", "config.json")
 CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer decodes, to know what precedes the answer
 
 
@@ -42,12 +45,6 @@ class SamplingDefaults(Struct, frozen=True):
     top_k: Annotated[int, Meta(ge=-1)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0)] | None = None
-
-
-class EndTokens(Struct, frozen=True):
-    """The part of config.json and generation_config.json with the tokens that end an answer."""
-
-    eos_token_id: int | list[int] | None = None
 
 
 class NamedTemplate(Struct, frozen=True):
@@ -96,6 +93,7 @@ class ChatTokenizer:
     bytes_all: list[bytes] | None  # by token id; None if the tokenizer is not byte-level
     bytes_plain: list[bytes] | None  # bytes_all without special tokens
     control_tokens: ControlTokens | None = None  # None: messages may hold special tokens
+    call_traits: CallTraits = field(default_factory=CallTraits)
 
     @staticmethod
     def load(
@@ -123,13 +121,19 @@ class ChatTokenizer:
         return ChatTokenizer(
             tokenizer=tokenizer,
             template=template,
-            eos_ids=_eos_ids(folder, words.get("eos_token"), vocabulary),
+            eos_ids=end_ids(
+                [_read(folder / name, EndTokens) for name in END_FILES],
+                words.get("eos_token"),
+                vocabulary,
+                None if template is None else template.source,
+            ),
             defaults=_read(folder / "generation_config.json", SamplingDefaults),
             special_ids=special,
             longest_token=max(map(len, vocabulary), default=1),
             bytes_all=table,
             bytes_plain=table and [b"" if i in special else b for i, b in enumerate(table)],
             control_tokens=control,
+            call_traits=CallTraits.of(template),
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -288,11 +292,3 @@ def _read_text(path: Path) -> str:
         raise TokenizerError(f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise TokenizerError(f"{path} is no UTF-8 text: {error}") from None
-
-
-def _eos_ids(folder: Path, word: str | None, vocabulary: Mapping[str, int]) -> tuple[int, ...]:
-    ids = {vocabulary[word]} if word is not None and word in vocabulary else set[int]()
-    for name in ("generation_config.json", "config.json"):
-        found = _read(folder / name, EndTokens).eos_token_id
-        ids.update([found] if isinstance(found, int) else found or ())
-    return tuple(sorted(ids))

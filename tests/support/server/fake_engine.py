@@ -287,6 +287,7 @@ def fake_server(
     tracing: Tracing | None = None,
     connections: int = 1000,
     special_in_content: Literal["allow", "text"] = "allow",
+    prepared: bool = False,
     **config: Any,
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
@@ -296,11 +297,12 @@ def fake_server(
     batches              where files are kept; no batch runs
     connections          that are open at most
     special_in_content   of ChatTokenizer.load
+    prepared             the folder has a tokenizer and a template already
     config               fields of ServerConfig that are set
     """
-    tokenizer = ChatTokenizer.load(
-        write_tokenizer(folder, template=template), special_in_content=special_in_content
-    )
+    if not prepared:
+        write_tokenizer(folder, template=template)
+    tokenizer = ChatTokenizer.load(folder, special_in_content=special_in_content)
     engine = FakeEngine(reply=lambda request: [], ready=ready(context))
     state = ServerState(
         fake_config(**config),
