@@ -12,9 +12,12 @@ from server.apis.openai.tools_schema import Tool
 from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.tokenizer import ChatTokenizer
+from server.tool_calls.format_types import ReasoningFormat
 
+EFFORT = "reasoning_effort"
 # Values taken from templates without such a variable: their models answer like that anyway.
-HARMLESS = {"reasoning_effort": ("none", "medium"), "verbosity": ("medium",)}
+HARMLESS = {EFFORT: ("none", "medium"), "verbosity": ("medium",)}
+BUILTIN = "builtin_tools"  # of gpt-oss's template: tools that a server would have to run
 SWITCH = "enable_thinking"  # of templates that switch reasoning on or off, without levels
 
 
@@ -161,8 +164,13 @@ def _tool_call(call: ToolCall, path: FieldPath) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, Any]:
-    """Variables for the template.  Raises RequestError for what this template does not know."""
+def template_options(
+    body: ChatRequest, tokenizer: ChatTokenizer, reasoning: ReasoningFormat | None
+) -> dict[str, Any]:
+    """Variables for the template.  Raises RequestError for what this template does not know.
+
+    reasoning   how the model writes it
+    """
     options = dict(body.chat_template_kwargs or {})
     template = tokenizer.template
     if template is None:
@@ -186,13 +194,35 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
                 "{} is nothing that this model's chat template knows: leave it out",
                 FieldPath("chat_template_kwargs", key),
             )
+    if options.get(BUILTIN):
+        raise UnsupportedParameter(
+            "{}: this server runs none of the tools that a model brings along, so that their "
+            "calls would have no answer: leave it out, and offer functions in {tools}",
+            FieldPath("chat_template_kwargs", BUILTIN),
+        )
+    _check_effort(body, options.get(EFFORT), () if reasoning is None else reasoning.levels)
     return options
+
+
+def _check_effort(body: ChatRequest, effort: object, levels: tuple[str, ...]) -> None:
+    """Raises UnsupportedParameter for a level that the model was not trained with."""
+    if not levels or effort is None or effort in levels:
+        return
+    by_kwargs = body.reasoning_effort is None
+    raise UnsupportedParameter(
+        "{} is {}: this model reasons at the levels {}; use one of them, or leave it out",
+        (
+            FieldPath("chat_template_kwargs", EFFORT) if by_kwargs else FieldPath(EFFORT),
+            effort,
+            ", ".join(levels),
+        ),
+    )
 
 
 def _variable(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:
     if template.mentions(name):
         return {name: value}
-    if name == "reasoning_effort" and value == "none" and template.mentions(SWITCH):
+    if name == EFFORT and value == "none" and template.mentions(SWITCH):
         return {SWITCH: False}
     if value in HARMLESS[name]:
         return {}

@@ -190,6 +190,7 @@ _REASONING = (  # in the order in which a template is searched for their words
         "harmony",
         ("<|channel|>analysis<|message|>",),
         (*HARMONY_ENDS, *HARMONY_TOKENS),
+        levels=("low", "medium", "high"),
         template_has=("<|channel|>",),
     ),
     ReasoningFormat("mistral", ("[THINK]",), ("[/THINK]",)),

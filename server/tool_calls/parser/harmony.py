@@ -60,10 +60,11 @@ class HarmonyReader:
             head = yield from self._head(word)
             self.output.delimiter()
             recipient = RECIPIENT.search(head)
-            name = recipient[1] if recipient else ""
-            is_call = name.startswith(FUNCTIONS) and name != FUNCTIONS
-            if self.calls is not None and is_call:
-                return (yield from self._call(self.calls, name.removeprefix(FUNCTIONS)))
+            to = recipient[1] if recipient else ""
+            name = to.removeprefix(FUNCTIONS)
+            # The model forgets the namespace at times; a tool of its own, such as python, has none.
+            if self.calls is not None and name and (name != to or name in self.calls.tools):
+                return (yield from self._call(self.calls, name))
             channel = CHANNEL.search(head)
             is_reasoning = channel is not None and channel[1] == "analysis"
             return (yield from self._text(reasoning=is_reasoning))

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
 
+from runtime.grammar.matchers import TokenizerAdapter
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.grammar_text import Grammar, GrammarLiterals
 from server.tool_calls.formats import TOOL_FORMATS
@@ -44,11 +45,15 @@ def request(**more: Any) -> ChatRequest:
     return ChatRequest.model_validate({"model": "m", "messages": messages, "tools": tools, **more})
 
 
-def accepts(tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = True) -> bool:
-    """Whether the text may be said; `whole`: and then the answer may end."""
-    from llguidance import LLMatcher, LLTokenizer
+def accepts(
+    tokenizer: Tokenizer, grammar: Grammar, text: str, *, whole: bool = True, end: str = EOS
+) -> bool:
+    """Whether the text may be said; `whole`: and then the answer may end, by the token `end`."""
+    from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-    library = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(EOS))
+    # As the engine does: added tokens that are not special are text.
+    adapter = TokenizerAdapter(tokenizer, tokenizer.get_vocab_size(), tokenizer.token_to_id(end))
+    library = LLTokenizer(TokenizerWrapper(adapter))
     matcher = LLMatcher(library, json.dumps({"grammars": grammar.grammars}))
     assert not matcher.get_error(), matcher.get_error()
     tokens = tokenizer.encode(text, add_special_tokens=False).ids
