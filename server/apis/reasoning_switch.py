@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from server.errors import FieldPath, UnsupportedParameter
-from server.prompt.template_messages import SWITCH
+from server.prompt.template_messages import SWITCH, effort_levels
 from server.prompt.tokenizer import ChatTokenizer
 
 LEVEL = "reasoning_effort"
@@ -38,7 +38,7 @@ def thinking_fields(
         return {"chat_template_kwargs": {SWITCH: requested}}
     if requested == can_think(tokenizer):
         return {}
-    if has_levels and not requested:
+    if template is not None and has_levels and not effort_levels(template):
         return {LEVEL: "none"}
     state = "on" if requested else "off"
     raise UnsupportedParameter(

@@ -114,7 +114,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
     cut = truncation_of(body, body.limit() or 1, ready)
     if cut is None:
         check_chars(num_chars, tokenizer, ready, MESSAGES)
-    options = template_options(body, tokenizer, state.formats.formats.reasoning)
+    options = template_options(body, tokenizer)
     num_chars += unseen_chars(body.messages)
     continuing = bool(body.continue_final_message)
 

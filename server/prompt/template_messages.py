@@ -12,7 +12,7 @@ from server.apis.openai.tools_schema import Tool
 from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.prompt.chat_template import ChatTemplate
 from server.prompt.tokenizer import ChatTokenizer
-from server.tool_calls.format_types import ReasoningFormat
+from server.tool_calls.formats import detect
 
 EFFORT = "reasoning_effort"
 # Values taken from templates without such a variable: their models answer like that anyway.
@@ -164,13 +164,8 @@ def _tool_call(call: ToolCall, path: FieldPath) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 
-def template_options(
-    body: ChatRequest, tokenizer: ChatTokenizer, reasoning: ReasoningFormat | None
-) -> dict[str, Any]:
-    """Variables for the template.  Raises RequestError for what this template does not know.
-
-    reasoning   how the model writes it
-    """
+def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, Any]:
+    """Variables for the template.  Raises RequestError for what this template does not know."""
     options = dict(body.chat_template_kwargs or {})
     template = tokenizer.template
     if template is None:
@@ -200,23 +195,21 @@ def template_options(
             "calls would have no answer: leave it out, and offer functions in {tools}",
             FieldPath("chat_template_kwargs", BUILTIN),
         )
-    _check_effort(body, options.get(EFFORT), () if reasoning is None else reasoning.levels)
+    effort = options.get(EFFORT)
+    if effort is not None and (levels := effort_levels(template)) and effort not in levels:
+        by_kwargs = body.reasoning_effort is None
+        path = FieldPath("chat_template_kwargs", EFFORT) if by_kwargs else FieldPath(EFFORT)
+        raise UnsupportedParameter(
+            "{} is {}: this model reasons at the levels {}; use one of them, or leave it out",
+            (path, effort, ", ".join(levels)),
+        )
     return options
 
 
-def _check_effort(body: ChatRequest, effort: object, levels: tuple[str, ...]) -> None:
-    """Raises UnsupportedParameter for a level that the model was not trained with."""
-    if not levels or effort is None or effort in levels:
-        return
-    by_kwargs = body.reasoning_effort is None
-    raise UnsupportedParameter(
-        "{} is {}: this model reasons at the levels {}; use one of them, or leave it out",
-        (
-            FieldPath("chat_template_kwargs", EFFORT) if by_kwargs else FieldPath(EFFORT),
-            effort,
-            ", ".join(levels),
-        ),
-    )
+def effort_levels(template: ChatTemplate) -> tuple[str, ...]:
+    """The levels of reasoning_effort that the model was trained with; () if that is not known."""
+    reasoning = detect(template.source).reasoning
+    return () if reasoning is None else reasoning.levels
 
 
 def _variable(name: str, value: str, template: ChatTemplate) -> dict[str, Any]:

@@ -78,7 +78,7 @@ class ReasoningFormat:
     opens: tuple[str, ...]  # the prompt ends with one, or the answer begins with one
     closes: tuple[str, ...]
     ended_by: tuple[str, ...] = ()  # delimiters of calls that also end it, where models forget
-    levels: tuple[str, ...] = ()  # of reasoning_effort; (): those that the template knows
+    levels: tuple[str, ...] = ()  # of reasoning_effort, if it is known which there are
     # A chat template is of this format if it has all of these words (): the first of `opens`.
     template_has: tuple[str, ...] = ()
     or_template_has: str = ""  # or this one

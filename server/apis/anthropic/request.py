@@ -59,6 +59,7 @@ FIELDS = {
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
     "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
 }

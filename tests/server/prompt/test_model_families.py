@@ -19,6 +19,7 @@ from tests.support.families.model_families import (
     load_family,
     write_family,
 )
+from tests.support.paths import ROOT
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS = [
@@ -224,3 +225,25 @@ def test_another_template_for_gpt_oss_has_the_end_tokens_of_its_files(tmp_path: 
     folder = write_family(tmp_path, "gpt_oss")
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     assert ends_of(ChatTokenizer.load(folder)) == {"<|return|>", "<|endoftext|>"}
+
+
+def test_a_template_that_refuses_several_calls_gets_one_a_message(tmp_path: Path):
+    folder = write_family(tmp_path, "qwen2_moe")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% if m.tool_calls %}"
+        "{% if m.tool_calls | length != 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+        "[{{ m.content }}{{ m.tool_calls[0].function.name }}]"
+        "{% else %}[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+    )
+    messages = [CHAT[1], called("weather", "now", content="So: "), result(0, "Sun.")]
+    messages = [*messages, result(1, "Noon."), CHAT[3]]
+    text = prompt_of(ChatTokenizer.load(folder), messages)
+    assert text == "[user Hello][So: weather][tool Sun.][now][tool Noon.][user Weather?]"
+
+
+def test_the_documentation_has_the_formats_of_each_family():
+    text = (ROOT / "docs" / "formats.md").read_text("utf-8").split("## Model families")[1]
+    rows = [line.split("|")[2:4] for line in text.splitlines() if line.startswith("| ")]
+    said = [tuple(cell.strip(" `") or None for cell in row) for row in rows[1:10]]
+    families = [family for name, family in FAMILIES.items() if name != "gemma3_tools"]
+    assert said == [(family.tools, family.reasoning) for family in families]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -121,6 +122,28 @@ def test_the_call_and_its_result_can_be_sent_back(family: tuple[str, FakeServer]
     assert prompt.rindex("It is sunny.") > prompt.rindex("Weather in Rome?")
 
 
+@pytest.mark.parametrize(
+    ("name", "end"), [("qwen3_moe", "<think>\n\n</think>\n\n"), ("glm45", "\n<think></think>")]
+)
+def test_no_effort_switches_reasoning_off(serve: Serve, name: str, end: str):
+    server = serve(name)
+    server.say("Sunny." + FAMILIES[name].ends[0], end=False)
+    with contextlib.closing(server.client()) as client:
+        answer = client.chat.completions.create(**BODY, reasoning_effort="none").choices[0]
+    assert answer.message.content == "Sunny."
+    prompt = server.tokenizer.decode(server.engine.requests[-1].tokens, skip_special=False)
+    assert prompt.endswith(end)
+
+
+def test_a_call_in_a_code_block_is_content(serve: Serve):
+    server = serve("gemma3_tools")
+    server.say('```tool_code\n[weather(city="Rome", days=2)]\n```<end_of_turn>', end=False)
+    with contextlib.closing(server.client()) as client:
+        answer = client.chat.completions.create(**BODY, tools=[WEATHER]).choices[0]
+    assert answer.finish_reason == "stop" and not answer.message.tool_calls
+    assert "weather(" in (answer.message.content or "")
+
+
 @pytest.mark.parametrize("name", WITHOUT_TOOLS)
 def test_a_family_without_tools_refuses_them_by_name(serve: Serve, name: str):
     error = refused(serve(name), tools=[WEATHER])
@@ -164,3 +187,23 @@ def test_gpt_oss_refuses_tools_that_the_server_would_have_to_run(serve: Serve):
     error = refused(serve("gpt_oss"), chat_template_kwargs={"builtin_tools": "python"})
     assert error["param"] == "chat_template_kwargs.builtin_tools"
     assert "offer functions in `tools`" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "words"),
+    [
+        ("/v1/responses", {"input": "x", "reasoning": {"effort": "none"}}, "`reasoning.effort`"),
+        ("/v1/messages", {"thinking": {"type": "disabled"}}, "`thinking`: .* thinking off"),
+        ("/v1/messages", {"output_config": {"effort": "max"}}, "`output_config.effort` is max"),
+        ("/api/chat", {"think": False}, "`think`: .* thinking off"),
+    ],
+)
+def test_the_other_apis_refuse_it_by_their_own_names(
+    serve: Serve, path: str, fields: dict[str, Any], words: str
+):
+    chat = {"messages": QUESTION} | ({"max_tokens": 9} if path == "/v1/messages" else {})
+    body = {"model": "fake"} | ({} if "input" in fields else chat) | fields
+    answer = httpx.post(serve("gpt_oss").url + path, json=body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert re.search(words, error if isinstance(error, str) else error["message"])
