@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from attention.spec import AttentionSpec
-from model_zoo.json_fields import Fields, ModelError
+from model_zoo.json_fields import Fields, ModelError, UnsupportedModel
 from model_zoo.moe_config import MoEConfig, read_moe
 from model_zoo.rope_config import RopeConfig, read_rope
 
@@ -80,9 +80,15 @@ def read_config(directory: Path | str) -> ModelConfig:
             "tokenizer.json of a model, as its Hugging Face repository does"
         )
     fields = Fields.read(path)
+    if fields.get("model_type") not in (*MODEL_TYPES, None):
+        raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
     _check_head(fields)
-    dtype = _dtype(fields)
+    return read_as(fields, model_type, _dtype(fields))
+
+
+def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
+    """The fields as a model of this type has them.  Raises ModelError."""
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
     return _llama_family(fields, model_type, dtype)

@@ -8,10 +8,22 @@ from pathlib import Path
 from typing import Any
 
 _REQUIRED = object()
+MAX_SHOWN = 40  # characters of a value in a message
 
 
 class ModelError(ValueError):
     """The model cannot be served; the message names the file, the problem and the remedy."""
+
+    field = ""  # the one that is missing or wrong, `rope_scaling.factor`; empty: it is no field
+
+
+class UnsupportedModel(ModelError):
+    """A `model_type` that no model here computes; `model_zoo.unsupported` says what is nearest."""
+
+    def __init__(self, fields: Fields, supported: tuple[str, ...]) -> None:
+        value, known = shown(fields.get("model_type")), ", ".join(supported)
+        super().__init__(f"{fields.path}: `model_type` is {value}: supported: {known}")
+        self.fields = fields
 
 
 class Fields:
@@ -29,7 +41,7 @@ class Fields:
             values = json.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
         if not isinstance(values, dict):
             raise ModelError(f"{path}: a JSON object is expected, found {type(values).__name__}")
@@ -37,9 +49,11 @@ class Fields:
 
     def error(self, name: str, value: object, supported: str) -> ModelError:
         """The error for a field's value; supported: what is expected instead."""
-        return ModelError(
+        error = ModelError(
             f"{self.path}: `{self._prefix}{name}` is {json.dumps(value)}: {supported}"
         )
+        error.field = self._prefix + name
+        return error
 
     def get(self, name: str) -> Any:
         """The raw value; None where the field is absent."""
@@ -103,5 +117,13 @@ class Fields:
         if value is not None:
             return value
         if default is _REQUIRED:
-            raise ModelError(f"{self.path}: `{self._prefix}{name}` is missing")
+            error = ModelError(f"{self.path}: `{self._prefix}{name}` is missing")
+            error.field = self._prefix + name
+            raise error
         return default
+
+
+def shown(value: object, limit: int = MAX_SHOWN) -> str:
+    """A value of a file in a message: in one line, without control characters, shortened."""
+    text = json.dumps(value)
+    return text if len(text) <= limit else text[:limit] + "..."

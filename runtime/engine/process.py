@@ -227,8 +227,8 @@ def _handle(
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
-    """End the process with one line: code 2 if the operator has to change an option, 1 if the
+def short_errors() -> Iterator[None]:
+    """End the process with one message: code 2 if the operator has to change an option, 1 if the
     device's memory ran out; the launcher then starts a new engine, which plans with what is free.
     """
     try:
@@ -241,20 +241,22 @@ def one_line_errors() -> Iterator[None]:
         if sys.stderr.isatty():
             sys.stderr.write("\r\033[K")  # over the bar of an API process
         if isinstance(error, (ConfigError, ModelError, UnsupportedAttention)):
-            code, line = 2, str(error)
+            from model_zoo.unsupported.message import explained
+
+            code, text = 2, explained(error)
         elif is_out_of_memory(error):
             reason = str(error) or type(error).__name__  # a MemoryError has no text
-            code, line = 1, f"{OUT_OF_MEMORY}: {reason.splitlines()[0]}"
+            code, text = 1, f"{OUT_OF_MEMORY}: {reason.splitlines()[0]}"
         else:
             raise
-        print(f"error: {line}", file=sys.stderr, flush=True)
+        print(f"error: {text}", file=sys.stderr, flush=True)
         raise SystemExit(code) from None
 
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     args = parent_watch.read_args(EngineProcessArgs)
-    with one_line_errors():
+    with short_errors():
         serve(args)
 
 

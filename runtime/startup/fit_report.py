@@ -24,6 +24,7 @@ from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.loader import match_checkpoint
+from model_zoo.unsupported.message import explained
 from runtime.config import (
     ConfigError,
     DeviceName,
@@ -324,7 +325,7 @@ def main() -> None:
     try:
         print(report(query))
     except (ConfigError, ModelError, UnsupportedAttention) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {explained(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -30,6 +30,7 @@ from model_zoo.quantization.readers.tensor_spec import tensor_name
 from model_zoo.quantization.stored_format import StoredFormat
 from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
+from model_zoo.unsupported.message import explained
 from model_zoo.weight_targets import WeightTargets, canonical_names
 from runtime.config import ConfigError, EngineConfig
 from runtime.memory_plan import size
@@ -233,7 +234,7 @@ def main() -> None:
     try:
         print(report(query))
     except (ConfigError, ModelError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {explained(error)}", file=sys.stderr)
         raise SystemExit(2) from None
 
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.process import one_line_errors
+from runtime.engine.process import short_errors
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
     Abort,
@@ -276,7 +276,7 @@ def test_memory_that_runs_out_ends_with_code_1_and_one_line(
     capfd: pytest.CaptureFixture[str], error: Exception, end: str
 ) -> None:
     """The launcher starts another engine then; code 2 would end the server."""
-    with pytest.raises(SystemExit) as ended, one_line_errors():
+    with pytest.raises(SystemExit) as ended, short_errors():
         raise error
     [line] = capfd.readouterr().err.splitlines()
     assert ended.value.code == 1
@@ -284,5 +284,5 @@ def test_memory_that_runs_out_ends_with_code_1_and_one_line(
 
 
 def test_an_error_of_the_device_that_is_not_memory_keeps_its_traceback() -> None:
-    with pytest.raises(RuntimeError, match="illegal"), one_line_errors():
+    with pytest.raises(RuntimeError, match="illegal"), short_errors():
         raise RuntimeError("CUDA error: an illegal memory access was encountered")

@@ -1,0 +1,1 @@
+"""What to say of a model that is not supported: the nearest one that is, and what differs."""
