@@ -17,6 +17,10 @@ class ModelError(ValueError):
     field = ""  # the one that is missing or wrong, `rope_scaling.factor`; empty: it is no field
 
 
+class MissingField(ModelError):
+    """A field that is needed and not there."""
+
+
 class UnsupportedModel(ModelError):
     """A `model_type` that no model here computes; `model_zoo.unsupported` says what is nearest."""
 
@@ -117,7 +121,7 @@ class Fields:
         if value is not None:
             return value
         if default is _REQUIRED:
-            error = ModelError(f"{self.path}: `{self._prefix}{name}` is missing")
+            error = MissingField(f"{self.path}: `{self._prefix}{name}` is missing")
             error.field = self._prefix + name
             raise error
         return default

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from model_zoo.config import ModelConfig, read_as
-from model_zoo.json_fields import Fields, ModelError
+from model_zoo.json_fields import Fields, MissingField, ModelError
 
 # For a field that is needed and missing: a number that fits all others of this value.
 STAND_IN = 64
@@ -84,7 +84,7 @@ def read(fields: Fields, model_type: str) -> Reading:
                 reading.refused.append(error.field)
                 del values[name]
                 continue
-            if dict.get(fields.values, name) is None:
+            if isinstance(error, MissingField) and dict.get(fields.values, name) is None:
                 reading.missing.append(name)
             values[name] = STAND_IN
             stand_ins.add(name)
