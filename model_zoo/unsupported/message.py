@@ -44,7 +44,9 @@ def _nearest_line(nearest: Differences, text: Fields, nested_in: str) -> str:
 def _tensor_lines(nearest: Differences) -> list[str]:
     known, tensors = nearest.model_type, nearest.tensors
     if tensors is None:
-        return ["tensors: not compared, for want of safetensors files"]
+        no_config = "config.json cannot be read as of this type"
+        why = no_config if nearest.reading.config is None else "no safetensors file can be read"
+        return [f"tensors: not compared, because {why}"]
     if not tensors.common:
         return [f"tensors: {known} has none of these names: {_names(tensors.lacked)}"]
     lines: list[str] = []

@@ -193,7 +193,7 @@ def test_a_type_of_the_same_shape_can_be_renamed_and_is_then_read(tmp_path: Path
 
 def test_without_tensors_the_message_says_that_they_were_not_compared(tmp_path: Path):
     lines = message(write(tmp_path, **_LLAMA, model_type="other"))
-    assert lines[3] == "tensors: not compared, for want of safetensors files"
+    assert lines[3] == "tensors: not compared, because no safetensors file can be read"
     assert "model of a supported type" in lines[4]
 
 

@@ -46,6 +46,6 @@ def test_a_command_ends_with_code_2_and_the_nearest_model_type(
     assert lines[1:4] == [
         "  nearest: llama",
         "  config.json differs in scale factors (`residual_multiplier` 0.22)",
-        "  tensors: not compared, for want of safetensors files",
+        "  tensors: not compared, because no safetensors file can be read",
     ]
     assert lines[4].startswith("  remedy: ")
