@@ -30,6 +30,8 @@ DTYPES = {
     "I64": torch.int64,
 }
 GGUF = "*.gguf"
+# Of the text model within a model that sees images -> of the text model alone.
+INNER = (("model.language_model.", "model."), ("language_model.", ""))
 MAX_NAMES = 5  # in an error message
 
 
@@ -55,6 +57,8 @@ class CheckpointTensor:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
+    """sources  by name, that of the text model's own repository: see text_model_name"""
+
     sources: dict[str, CheckpointTensor]
 
     @classmethod
@@ -86,10 +90,22 @@ class Checkpoint:
                     )
                 first, last = entry["data_offsets"]
                 dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
-                sources[name] = CheckpointTensor(
+                sources[text_model_name(name)] = CheckpointTensor(
                     path, name, dtype, shape, begin + first, last - first, opened
                 )
         return cls(sources)
+
+
+def text_model_name(name: str) -> str:
+    """A tensor's name in a repository of the text model alone.
+
+    In one that sees images too, its layers are at `model.language_model.layers`, or in older files
+    at `language_model.model.layers`.
+    """
+    for prefix, own in INNER:
+        if name.startswith(prefix):
+            return own + name.removeprefix(prefix)
+    return name
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:

@@ -13,7 +13,18 @@ from model_zoo.rope_config import RopeConfig, read_rope
 
 __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
 
-MODEL_TYPES = ("gpt2", "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+GEMMA = ("gemma2", "gemma3", "gemma3_text")
+MODEL_TYPES = (
+    *GEMMA,
+    "gpt2",
+    "llama",
+    "mistral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+)
 DTYPES = ("float32", "bfloat16", "float16")
 # Of transformers, where config.json has no such field.
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
@@ -44,6 +55,10 @@ class ModelConfig:
     attention_scale: float = 0.0  # of the logits; 0: head_dim**-0.5
     attention_softcap: float = 0.0  # as AttentionSpec.softcap
     attention_sinks: bool = False
+    local_rope: RopeConfig | None = None  # of the layers with a window; None: `rope`, as all
+    norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
+    embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
+    logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -83,12 +98,16 @@ def read_config(directory: Path | str) -> ModelConfig:
     if fields.get("model_type") not in (*MODEL_TYPES, None):
         raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
-    _check_head(fields)
-    return read_as(fields, model_type, _dtype(fields))
+    check_head(fields)
+    return read_as(fields, model_type, read_dtype(fields))
 
 
 def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
     """The fields as a model of this type has them.  Raises ModelError."""
+    if model_type in GEMMA:
+        from model_zoo.families.gemma import read_gemma
+
+        return read_gemma(fields, model_type)
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
     return _llama_family(fields, model_type, dtype)
@@ -135,7 +154,7 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         qkv_bias=qkv_bias,
         out_bias=attention_bias,
         mlp_bias=model_type == "llama" and fields.flag("mlp_bias", False),
-        eos_ids=_eos_ids(fields, vocab_size),
+        eos_ids=read_eos_ids(fields, vocab_size),
         moe=read_moe(fields, model_type, num_layers),
         dtype=dtype,
         windows=_windows(fields, model_type, num_layers),
@@ -170,15 +189,15 @@ def _gpt2(fields: Fields, dtype: str) -> ModelConfig:
         qkv_bias=True,
         out_bias=True,
         mlp_bias=True,
-        eos_ids=_eos_ids(fields, vocab_size),
+        eos_ids=read_eos_ids(fields, vocab_size),
         dtype=dtype,
     )
 
 
-def _check_head(fields: Fields) -> None:
+def check_head(fields: Fields) -> None:
     """A classifier or reward model has the weights of a chat model but no language head."""
     names = fields.get("architectures") or []
-    generative = ("ForCausalLM", "LMHeadModel", "Model")
+    generative = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
     if names and not any(str(name).endswith(generative) for name in names):
         raise fields.error("architectures", names, "a causal language model is expected")
 
@@ -224,7 +243,7 @@ def _max_window_layers(fields: Fields) -> int:
     return 0 if value == 0 else fields.integer("max_window_layers")
 
 
-def _dtype(fields: Fields) -> str:
+def read_dtype(fields: Fields) -> str:
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     value = fields.get(name)
     if value is None:
@@ -234,7 +253,7 @@ def _dtype(fields: Fields) -> str:
     return str(value).removeprefix("torch.")
 
 
-def _eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+def read_eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
     """All end-of-sequence ids: those of generation_config.json first."""
     generation = fields.path.with_name("generation_config.json")
     files = [Fields.read(generation), fields] if generation.is_file() else [fields]

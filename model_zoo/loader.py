@@ -110,5 +110,7 @@ def fill_randomly(model: nn.Module) -> None:
             module.fill_randomly()
             continue
         centre = 1.0 if isinstance(module, RMSNorm | LayerNorm) else 0.0
+        if isinstance(module, RMSNorm) and module.plus_one:
+            centre = 0.0
         for name, parameter in module.named_parameters(recurse=False):
             parameter.normal_(centre if name == "weight" else 0.0, 0.02)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -28,12 +29,14 @@ class Model(nn.Module, ABC):
         config: ModelConfig,
         linears: LinearFactory,
         layer: Callable[[ModelConfig, int, LinearFactory], nn.Module],
-        norm: type[RMSNorm] | type[LayerNorm],
+        norm: Callable[[int, float, torch.dtype], RMSNorm | LayerNorm],
     ) -> None:
         super().__init__()
         self.config = config
         dtype = linears.dtype
-        self.embedding = Embedding(config.vocab_size, config.hidden_size, dtype)
+        self.embedding = Embedding(
+            config.vocab_size, config.hidden_size, dtype, scale=config.embedding_scale
+        )
         self.layers = nn.ModuleList([layer(config, i, linears) for i in range(config.num_layers)])
         self.norm = norm(config.hidden_size, config.norm_eps, dtype)
         tied = self.embedding if config.tie_embeddings else None
@@ -45,16 +48,22 @@ class Model(nn.Module, ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] -> logits [R, vocab] in the weights' dtype, a new tensor."""
-        return self.head(hidden)
+        logits = self.head(hidden)
+        cap = self.config.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     @contextmanager
     def shortened(self) -> Iterator[None]:
-        """Run with the first two layers of each kind only, for work such as compiling kernels."""
+        """Run with the first two layers of each kind only, for work such as compiling kernels.
+
+        Layers are of a kind if they have the same MLP, or experts, and the same attention.
+        """
         whole = self.layers
-        kinds: Counter[type[nn.Module]] = Counter()
+        kinds: Counter[tuple[object, ...]] = Counter()
         few: list[nn.Module] = []
         for layer in whole:
-            kind = type(getattr(layer, "mlp", layer))
+            attention = getattr(layer, "attention", None)
+            kind = type(getattr(layer, "mlp", layer)), getattr(attention, "spec", None)
             kinds[kind] += 1
             few += [layer] if kinds[kind] <= 2 else []
         self.layers = nn.ModuleList(few)

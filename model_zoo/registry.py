@@ -18,6 +18,9 @@ MODELS = {
     "mixtral": "model_zoo.models.llama:Llama",
     "qwen2_moe": "model_zoo.models.llama:Llama",
     "qwen3_moe": "model_zoo.models.llama:Llama",
+    "gemma2": "model_zoo.models.gemma:Gemma",
+    "gemma3": "model_zoo.models.gemma:Gemma",
+    "gemma3_text": "model_zoo.models.gemma:Gemma",
     "gpt2": "model_zoo.models.gpt2:GPT2",
 }
 

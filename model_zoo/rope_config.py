@@ -43,11 +43,45 @@ def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
     rope = fields.nested(name)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise fields.error(name, rope.values, "one rope for all layers is supported")
+    return _read(fields, rope, fields.number("rope_theta", 10_000.0), max_position)
+
+
+def read_layer_ropes(
+    fields: Fields, max_position: int, *, theta: float, local_theta: float
+) -> tuple[RopeConfig, RopeConfig]:
+    """The ropes of the layers without a window and of those with one.
+
+    Reads both forms: `rope_parameters` with an object for each of the two, and `rope_theta`,
+    `rope_local_base_freq` and `rope_scaling`, which is of the layers without a window alone.
+    theta, local_theta: where the fields say none.  Raises ModelError, naming the field.
+    """
+    theta = fields.number("rope_theta", theta)
+    local_theta = fields.number("rope_local_base_freq", local_theta)
+    if not fields.get("rope_parameters"):
+        full, _ = _read(fields, fields.nested("rope_scaling"), theta, max_position)
+        return full, RopeConfig(theta=local_theta)
+    both = fields.nested("rope_parameters")
+    unknown = both.values.keys() - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise fields.error(
+            "rope_parameters",
+            both.values,
+            "objects full_attention and sliding_attention are expected in it",
+        )
+    full, _ = _read(fields, both.nested("full_attention"), theta, max_position)
+    local, _ = _read(fields, both.nested("sliding_attention"), local_theta, max_position)
+    return full, local
+
+
+def _read(
+    fields: Fields, rope: Fields, default_theta: float, max_position: int
+) -> tuple[RopeConfig, int]:
+    """As read_rope, of the object `rope`; default_theta: where it has none."""
     rope.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
     fields.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
     kind_field = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.choice(kind_field, KINDS, "default")
-    theta = rope.number("rope_theta", None) or fields.number("rope_theta", 10_000.0)
+    theta = rope.number("rope_theta", default_theta)
     if kind == "default":
         return RopeConfig("default", theta), max_position
     outer = fields.integer("original_max_position_embeddings", None)

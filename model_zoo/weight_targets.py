@@ -21,6 +21,9 @@ from model_zoo.weight_reader import WeightTarget
 
 Source = TypeVar("Source")
 FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# Models that see images, of which the text model alone runs, and what it leaves out.
+TEXT_ONLY = ("gemma3",)
+VISION = ("model.vision_tower.", "model.multi_modal_projector.")
 # Buffers that some versions of transformers save and that are computed here.
 IGNORED = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 
@@ -113,6 +116,7 @@ class WeightTargets:
             for name, source in self._sources.items()
             if not (
                 name.endswith(IGNORED)
+                or (config.model_type in TEXT_ONLY and name.startswith(VISION))
                 or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
                 or (config.tie_embeddings and name.startswith("lm_head."))
             )

@@ -31,8 +31,15 @@ class Attention(nn.Module):
             self.sinks = nn.Parameter(sinks, requires_grad=False)
         self.q_norm = self.k_norm = None
         if config.qk_norm:
-            self.q_norm = RMSNorm(self.spec.head_dim, config.norm_eps, qkv.dtype)
-            self.k_norm = RMSNorm(self.spec.head_dim, config.norm_eps, qkv.dtype)
+            self.q_norm, self.k_norm = (
+                RMSNorm(
+                    self.spec.head_dim,
+                    config.norm_eps,
+                    qkv.dtype,
+                    plus_one=config.norm_plus_one,
+                )
+                for _ in range(2)
+            )
 
     def add(
         self,
@@ -47,9 +54,22 @@ class Attention(nn.Module):
         cos_sin     [T, head_dim] of this layer's Rope; None: no rope
         logit_rows  [R] int64, the last token of each row, to which both results are reduced
         """
+        mixed = self.mix(x, inp, cos_sin, logit_rows)
+        if logit_rows is not None:
+            residual = residual.index_select(0, logit_rows)
+        return self.out.add(mixed, residual)
+
+    def mix(
+        self,
+        x: Tensor,
+        inp: ModelInput,
+        cos_sin: Tensor | None,
+        logit_rows: Tensor | None = None,
+    ) -> Tensor:
+        """x [T, hidden] -> [T, heads * head_dim], before the output projection; as `add`."""
         q, meta = self._prepare(self.qkv(x), inp, cos_sin), inp.meta
         if logit_rows is not None:
-            q, residual = q.index_select(0, logit_rows), residual.index_select(0, logit_rows)
+            q = q.index_select(0, logit_rows)
             meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
         mixed = inp.backend.attend(
             q,
@@ -60,7 +80,7 @@ class Attention(nn.Module):
             softcap=self.spec.softcap,
             sinks=self.sinks,
         )
-        return self.out.add(mixed.flatten(1), residual)
+        return mixed.flatten(1)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         """Q/k norm, rope and KV write -> queries [T, heads, head_dim]."""
@@ -90,6 +110,7 @@ class Attention(nn.Module):
             q_weight=None if self.q_norm is None else self.q_norm.weight,
             k_weight=None if self.k_norm is None else self.k_norm.weight,
             eps=0.0 if self.q_norm is None else self.q_norm.eps,
+            plus_one=self.q_norm is not None and self.q_norm.plus_one,
             k_scale=kv.k_scale,
             v_scale=kv.v_scale,
         )

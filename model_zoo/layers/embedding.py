@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,27 +16,44 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 
 
 class Embedding(nn.Module):
-    """weight [rows, size]; ids [T] -> [T, size]."""
+    """weight [rows, size]; ids [T] -> [T, size].
 
-    def __init__(self, rows: int, size: int, dtype: torch.dtype) -> None:
+    scale  of what is looked up, not of the weight, which a tied head shares; rounded to dtype
+    """
+
+    def __init__(self, rows: int, size: int, dtype: torch.dtype, *, scale: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, size, dtype=dtype), requires_grad=False)
+        self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
     def forward(self, ids: Tensor) -> Tensor:
-        return F.embedding(ids, self.weight)
+        found = F.embedding(ids, self.weight)
+        return found if self.scale == 1.0 else found * self.scale
 
 
 def embed(
-    embedding: Embedding, norm: RMSNorm, rope: Rope, tokens: Tensor, positions: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """-> first layer's norm of the embeddings, embeddings [T, size], cos_sin [T, head_dim]."""
+    embedding: Embedding, norm: RMSNorm, ropes: Sequence[Rope], tokens: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """-> first layer's norm of the embeddings, embeddings [T, size], cos_sin [T, head_dim] of each
+    rope.
+    """
     weight = embedding.weight
     if not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)
-        return norm(residual), residual, rope.rows(positions, weight.dtype)
+        cos_sin = [rope.rows(positions, weight.dtype) for rope in ropes]
+        return norm(residual), residual, cos_sin
     from model_zoo.layers.kernels.embed import embed as fused
 
-    return fused(tokens, positions, weight, norm.weight, norm.eps, rope.frequencies, rope.scale)
+    return fused(
+        tokens,
+        positions,
+        weight,
+        norm.weight,
+        norm.eps,
+        [(rope.frequencies, rope.scale) for rope in ropes],
+        embedding_scale=embedding.scale,
+        plus_one=norm.plus_one,
+    )
 
 
 class LMHead(Linear):

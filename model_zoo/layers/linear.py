@@ -239,7 +239,10 @@ class Linear(nn.Module):
 
 
 class SwigluLinear(Linear):
-    """silu(gate) * up (arXiv 2002.05202); weight [2 * out, in]: gate rows, then up rows."""
+    """silu(gate) * up (arXiv 2002.05202); weight [2 * out, in]: gate rows, then up rows.
+
+    gelu  gelu(gate) * up, by tanh, which no fused GEMM computes
+    """
 
     def __init__(
         self,
@@ -250,8 +253,10 @@ class SwigluLinear(Linear):
         dtype: torch.dtype,
         parts: Mapping[str, int] | None = None,
         scheme: WeightScheme | None = None,
+        gelu: bool = False,
     ) -> None:
         super().__init__(inputs, 2 * outputs, bias=bias, dtype=dtype, parts=parts, scheme=scheme)
+        self.gelu = gelu
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
     def use_swiglu(self, gemms: Mapping[int, GemmImpl]) -> None:
@@ -260,6 +265,7 @@ class SwigluLinear(Linear):
         More rows use that of the largest size.  Sizes that are not in gemms, and rows up to the
         largest of BUCKETS, use Linear's GEMM and silu_mul.
         """
+        assert not self.gelu
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
     def swiglu(self, x: Tensor) -> Tensor:
@@ -270,11 +276,11 @@ class SwigluLinear(Linear):
                 return gemm.run(x.contiguous(), self.weight, self.bias)
         both = self(x)
         if fused_kernels.use_fused_kernels(x.device):
-            from model_zoo.layers.kernels.silu_mul import silu_mul
+            from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
-            return silu_mul(both)
+            return gelu_tanh_mul(both) if self.gelu else silu_mul(both)
         gate, up = both.chunk(2, -1)
-        return F.silu(gate) * up
+        return (F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * up
 
 
 def padded_rows(rows: int) -> int:

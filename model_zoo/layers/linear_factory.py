@@ -40,12 +40,17 @@ class LinearFactory:
             transposed=transposed,
         )
 
-    def swiglu(self, inputs: int, outputs: int, gate: str, up: str, *, bias: bool) -> SwigluLinear:
-        """gate, up: the checkpoint's names of the two projections to `outputs`."""
+    def swiglu(
+        self, inputs: int, outputs: int, gate: str, up: str, *, bias: bool, gelu: bool = False
+    ) -> SwigluLinear:
+        """gate, up: the checkpoint's names of the two projections to `outputs`.
+
+        gelu: as in SwigluLinear
+        """
         parts = {gate: outputs, up: outputs}
         scheme = self.scheme_of(parts, inputs)
         return SwigluLinear(
-            inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme
+            inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme, gelu=gelu
         )
 
     def unquantized(self, inputs: int, outputs: int, *, bias: bool) -> Linear:

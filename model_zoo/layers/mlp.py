@@ -9,7 +9,7 @@ from model_zoo.layers.linear import Linear, SwigluLinear
 
 
 class SwigluMLP(nn.Module):
-    """down(silu(gate(x)) * up(x)) (arXiv 2002.05202); gate and up are one Linear."""
+    """down(silu(gate(x)) * up(x)) (arXiv 2002.05202), or with gelu; gate and up are one Linear."""
 
     def __init__(self, gate_up: SwigluLinear, down: Linear) -> None:
         super().__init__()

@@ -11,32 +11,49 @@ from model_zoo.layers import fused_kernels
 class RMSNorm(nn.Module):
     """x / rms(x) * weight over the last dimension; the mean is taken in float32.
 
+    plus_one  as in Gemma: weight + 1 multiplies, in float32, before the result is rounded.  The sum
+              is not stored: in bfloat16 it would lose up to seven of a small weight's bits
     Source: arXiv 1910.07467.
     """
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(
+        self, size: int, eps: float, dtype: torch.dtype, *, plus_one: bool = False
+    ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)
         self.eps = eps
+        self.plus_one = plus_one
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        if self.plus_one:
+            return (wide * (1.0 + self.weight.float())).to(x.dtype)
         return self.weight * wide.to(x.dtype)
 
-    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add(
+        self, x: Tensor | None, residual: Tensor, post: RMSNorm | None = None
+    ) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x  None: residual already is the sum
+        x     None: residual already is the sum
+        post  norm of x, before it is added; with the same eps and plus_one
         """
         if not fused_kernels.use_fused_kernels(residual.device):
-            total = residual if x is None else residual + x
-            return self(total), total
+            if x is not None:
+                residual = residual + (x if post is None else post(x))
+            return self(residual), residual
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 
         if x is None:
-            return norm_of_sum(residual, self.weight, self.eps), residual
-        add_rms_norm(x, residual, self.weight, self.eps)
+            return norm_of_sum(residual, self.weight, self.eps, plus_one=self.plus_one), residual
+        post_weight = None
+        if post is not None:
+            assert (post.eps, post.plus_one) == (self.eps, self.plus_one)
+            post_weight = post.weight
+        add_rms_norm(
+            x, residual, self.weight, self.eps, post_weight=post_weight, plus_one=self.plus_one
+        )
         return x, residual
 
 

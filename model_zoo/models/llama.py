@@ -100,7 +100,9 @@ class Llama(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
-        x, residual, cos_sin = embed(self.embedding, norms[0], self.rope, inp.tokens, inp.positions)
+        x, residual, (cos_sin,) = embed(
+            self.embedding, norms[0], [self.rope], inp.tokens, inp.positions
+        )
         for layer, norm in zip(self.layers, norms[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             x, residual = norm.add(*layer(x, residual, inp, cos_sin, logit_rows))

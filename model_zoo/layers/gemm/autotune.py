@@ -145,7 +145,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
                 gemm_key = replace(gemm_key, scheme=layer.packed.scheme)
             for rows in BUCKETS:
                 layers[replace(gemm_key, rows=rows)].append(layer)
-            if isinstance(layer, SwigluLinear) and layer.packed is None:
+            if isinstance(layer, SwigluLinear) and layer.packed is None and not layer.gelu:
                 for rows in SIZES:
                     layers[replace(gemm_key, rows=rows, swiglu=True)].append(layer)
 

@@ -1,9 +1,11 @@
 # add_rms_norm: the residual sum and its RMSNorm.
 #   grid      (T): a program per row
-#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N].  Without x, residual is the sum
+#   reads     x, residual [T, N] bf16, fp16 or fp32; weight [N].  Without x, residual is the sum.
+#             post_weight [N] or none: of a norm of x before the sum
 #   writes    residual + x into residual, and its norm into x, or without x into out
 #   math      the sum rounded to its type; its mean square in fp32; rounded after the division
-#             and after the product with the weight, as PyTorch's operations
+#             and after the product with the weight, as PyTorch's operations.  With PLUS_ONE, 1 is
+#             added to the weight in fp32, and the product is rounded once
 #   launch    dependents are launched at once; before the wait it reads the weight
 #   bound     memory: 4 * T * N * bytes, half of that without x
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
@@ -18,31 +20,37 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 
 
 @triton.jit
-def rms_norm(x, weight, eps, N: tl.constexpr):
+def rms_norm(x, weight, eps, N: tl.constexpr, PLUS_ONE: tl.constexpr = False):
     """The RMSNorm of a row x of N elements, zero-padded; weight in fp32."""
     wide = x.to(tl.float32)
     factor = tl.rsqrt(tl.sum(wide * wide, 0) / N + eps)
+    if PLUS_ONE:
+        return (wide * factor * (1.0 + weight)).to(x.dtype)
     return (weight * (wide * factor).to(x.dtype).to(tl.float32)).to(x.dtype)
 
 
 @triton.jit
 def _add_rms_norm(
-    X, RESIDUAL, WEIGHT, OUT, eps, out_row, residual_row, N: tl.constexpr, BLOCK: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    X, RESIDUAL, WEIGHT, POST_WEIGHT, OUT, eps, out_row, residual_row, N: tl.constexpr,
+    BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < N
     weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
+    if POST_WEIGHT is not None:
+        post_weight = tl.load(POST_WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
     residual_at = RESIDUAL + row * residual_row + column
     total = tl.load(residual_at, mask=mask, other=0.0)
     if X is not None:
         x = tl.load(X + row * out_row + column, mask=mask, other=0.0)
+        if POST_WEIGHT is not None:
+            x = rms_norm(x, post_weight, eps, N, PLUS_ONE)
         total = (total.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
         tl.store(residual_at, total, mask=mask)
-    tl.store(OUT + row * out_row + column, rms_norm(total, weight, eps, N), mask=mask)
+    tl.store(OUT + row * out_row + column, rms_norm(total, weight, eps, N, PLUS_ONE), mask=mask)
 
 
 def norm_warps(block: int) -> int:
@@ -55,34 +63,51 @@ def norm_warps(block: int) -> int:
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, *, num_warps: int | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    post_weight: Tensor | None = None,
+    plus_one: bool = False,
+    num_warps: int | None = None,
 ) -> None:
     """residual += x; x = rms_norm(residual) * weight.
 
     x, residual: [T, N] of one type, rows at any stride
     weight:      [N]
+    post_weight: [N], of a norm of x before it is added; None: there is no such norm
+    plus_one:    both norms multiply by their weight + 1
     """
     rows, size = x.shape
     assert residual.shape == x.shape and residual.dtype == x.dtype and weight.shape == (size,)
     assert x.stride(1) == residual.stride(1) == weight.stride(0) == 1
+    assert post_weight is None or (post_weight.shape == (size,) and post_weight.stride(0) == 1)
     if rows == 0:
         return
     block = triton.next_power_of_2(size)
     _add_rms_norm[(rows,)](
-        x, residual, weight, x, eps, x.stride(0), residual.stride(0), N=size, BLOCK=block,
-        num_warps=num_warps or norm_warps(block), **dependent_launch(x.device),
+        x, residual, weight, post_weight, x, eps, x.stride(0), residual.stride(0), N=size,
+        BLOCK=block, PLUS_ONE=plus_one, num_warps=num_warps or norm_warps(block),
+        **dependent_launch(x.device),
     )  # fmt: skip
 
 
-def norm_of_sum(residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """rms_norm(residual) * weight of residual [T, N], rows at any stride; weight [N]."""
+def norm_of_sum(
+    residual: Tensor, weight: Tensor, eps: float, *, plus_one: bool = False
+) -> Tensor:
+    """rms_norm(residual) * weight of residual [T, N], rows at any stride; weight [N].
+
+    plus_one: as in add_rms_norm
+    """
     rows, size = residual.shape
     assert weight.shape == (size,) and residual.stride(1) == weight.stride(0) == 1
     out = torch.empty(rows, size, dtype=residual.dtype, device=residual.device)
     if rows:
         block = triton.next_power_of_2(size)
         _add_rms_norm[(rows,)](
-            None, residual, weight, out, eps, out.stride(0), residual.stride(0), N=size,
-            BLOCK=block, num_warps=norm_warps(block), **dependent_launch(residual.device),
+            None, residual, weight, None, out, eps, out.stride(0), residual.stride(0), N=size,
+            BLOCK=block, PLUS_ONE=plus_one, num_warps=norm_warps(block),
+            **dependent_launch(residual.device),
         )  # fmt: skip
     return out

@@ -8,7 +8,8 @@
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
 #   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
-#             after each product of the rotation and after their sum, as PyTorch's operations
+#             after each product of the rotation and after their sum, as PyTorch's operations.
+#             With PLUS_ONE, 1 is added to the weights in fp32, and their product is rounded once
 #   launch    dependents are launched at once; before the wait it reads weights and slots.
 #             Attention may copy keys and values of earlier steps while this runs, which
 #             writes only the positions of this step's tokens
@@ -30,16 +31,18 @@ FEW_TOKENS = 64  # up to here a launch is bound by latency
 
 
 @triton.jit
-def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr):
+def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr, PLUS_ONE: tl.constexpr):
     """RMSNorm of heads given as halves [heads, D / 2]; masked elements are 0."""
     dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(low * low + high * high, 1, keep_dims=True)
     factor = tl.rsqrt(squares / D + eps)
-    low, high = (low * factor).to(dtype), (high * factor).to(dtype)
-    low = (low.to(tl.float32) * low_weight.to(tl.float32)).to(dtype)
-    high = (high.to(tl.float32) * high_weight.to(tl.float32)).to(dtype)
-    return low, high
+    low, high = low * factor, high * factor
+    low_weight, high_weight = low_weight.to(tl.float32), high_weight.to(tl.float32)
+    if PLUS_ONE:
+        return (low * (1.0 + low_weight)).to(dtype), (high * (1.0 + high_weight)).to(dtype)
+    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    return (low * low_weight).to(dtype), (high * high_weight).to(dtype)
 
 
 @triton.jit
@@ -56,7 +59,7 @@ def _rotate(low, high, cos, sin):
 @triton.jit
 def _normed_and_rotated(
     source, WEIGHT, COS_SIN, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
-    HALF: tl.constexpr, DEPENDENT: tl.constexpr,
+    HALF: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Both halves of a tile of query or key heads, after norm and rotation."""
     if WEIGHT is not None:
@@ -72,7 +75,7 @@ def _normed_and_rotated(
         cos = tl.load(angle, mask=low_mask, other=0.0)
         sin = tl.load(angle + HALF, mask=high_mask, other=0.0)
     if WEIGHT is not None:
-        low, high = _norm(low, high, low_weight, high_weight, eps, D)
+        low, high = _norm(low, high, low_weight, high_weight, eps, D, PLUS_ONE)
     if COS_SIN is not None:
         low, high = _rotate(low, high, cos, sin)
     return low, high
@@ -101,7 +104,7 @@ def _qk_norm_rope_write(
     k_page, k_head, k_token, v_page, v_head, v_token,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
     TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = (D + 1) // 2
     KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
@@ -115,8 +118,9 @@ def _qk_norm_rope_write(
         low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
         source = row + head[:, None] * D + dim
         low, high = _normed_and_rotated(
-            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
-        )
+            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
+            DEPENDENT,
+        )  # fmt: skip
         tl.store(source, low, mask=low_mask)
         tl.store(source + HALF, high, mask=high_mask)
     else:
@@ -128,7 +132,7 @@ def _qk_norm_rope_write(
         if tile < Q_TILES + KV_TILES:
             low, high = _normed_and_rotated(
                 source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF,
-                DEPENDENT,
+                PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
                 K, K_SCALE, low, high, slot, head, dim, low_mask, high_mask, k_page, k_head,
@@ -137,8 +141,9 @@ def _qk_norm_rope_write(
         else:
             source += KV_HEADS * D
             low, high = _normed_and_rotated(
-                source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, DEPENDENT
-            )
+                source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
+                DEPENDENT,
+            )  # fmt: skip
             _store(
                 V, V_SCALE, low, high, slot, head, dim, low_mask, high_mask, v_page, v_head,
                 v_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
@@ -171,6 +176,7 @@ def qk_norm_rope_write(
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
     eps: float = 0.0,
+    plus_one: bool = False,
     k_scale: Tensor | None = None,
     v_scale: Tensor | None = None,
     config: QKNormRopeConfig | None = None,
@@ -182,6 +188,7 @@ def qk_norm_rope_write(
     slot_mapping: [T] int64; tokens with a negative slot are not stored
     cos_sin:  [T, head_dim], of `Rope.rows`; None: no rope
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
+    plus_one: the norms multiply by their weight + 1
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
     Returns the queries, [T, heads, head_dim], a view of qkv.
     """
@@ -206,6 +213,7 @@ def qk_norm_rope_write(
             qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
             D=head_dim, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
             BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
+            PLUS_ONE=plus_one,
             # Products are rounded before they are added, in fp32 too.
             num_warps=config.warps, enable_fp_fusion=False, **dependent_launch(qkv.device),
         )  # fmt: skip

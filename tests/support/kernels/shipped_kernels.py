@@ -73,7 +73,7 @@ def call_silu(tokens: int) -> None:
 
 def call_embed(tokens: int) -> None:
     ids = tensor(tokens, dtype=torch.int64)
-    embed(ids, ids, tensor(1000, 4096), tensor(4096), 1e-6, tensor(64, dtype=FP32), 1.0)
+    embed(ids, ids, tensor(1000, 4096), tensor(4096), 1e-6, [(tensor(64, dtype=FP32), 1.0)])
 
 
 def call_prepare() -> None:

@@ -27,6 +27,8 @@ GPT2_SHAPE = {
     "n_head": 4,
     "eos_token_id": 1,
 }
+GEMMA_SHAPE = {**SHAPE, "tie_word_embeddings": True, "sliding_window": 24}
+GEMMA_KINDS = ("gemma2", "gemma3-text", "gemma3")
 MOE_KINDS = ("qwen3-moe", "qwen3-moe-some-layers", "qwen2-moe", "mixtral")
 KINDS = (
     "qwen3",
@@ -45,6 +47,7 @@ KINDS = (
     "mistral-window",
     "qwen2-windows",
     *MOE_KINDS,
+    *GEMMA_KINDS,
 )
 
 
@@ -71,9 +74,42 @@ def _moe_config(kind: str):
     raise ValueError(kind)
 
 
+def _gemma_config(kind: str):
+    from transformers import Gemma2Config, Gemma3Config, Gemma3TextConfig, SiglipVisionConfig
+
+    scale = {"head_dim": 16, "query_pre_attn_scalar": 24}
+    match kind:
+        case "gemma2":
+            caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 30.0}
+            return Gemma2Config(**{**GEMMA_SHAPE, **scale, **caps, "num_hidden_layers": 4})
+        case "gemma3-text":
+            ropes = {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            }
+            shape = {**GEMMA_SHAPE, **scale, "num_hidden_layers": 7}
+            return Gemma3TextConfig(**shape, rope_parameters=ropes)
+        case "gemma3":  # what is left out has the class's default: heads, their size, thetas
+            heads = ("num_attention_heads", "num_key_value_heads")
+            text = {name: value for name, value in GEMMA_SHAPE.items() if name not in heads}
+            text |= {"num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3}
+            text["layer_types"].append("full_attention")
+            vision = SiglipVisionConfig(
+                hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2,
+                image_size=32, patch_size=8,
+            )  # fmt: skip
+            return Gemma3Config(
+                text_config=text, vision_config=vision.to_dict(), mm_tokens_per_image=16,
+                image_token_index=130, boi_token_index=129, eoi_token_index=128,
+            )  # fmt: skip
+    raise ValueError(kind)
+
+
 def _config(kind: str):
     if kind in MOE_KINDS:
         return _moe_config(kind)
+    if kind in GEMMA_KINDS:
+        return _gemma_config(kind)
     from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     match kind:

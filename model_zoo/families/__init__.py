@@ -1,0 +1,1 @@
+"""Readers of config.json, one for each family whose fields differ from Llama's."""
