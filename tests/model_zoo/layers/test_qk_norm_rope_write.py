@@ -35,6 +35,7 @@ class RopeCase:
     page: int = 16
     dtype: torch.dtype = FP32
     norm: bool = True
+    plus_one: bool = False
     apply_rope: bool = True
     tokens: int = 5
 
@@ -43,9 +44,11 @@ class RopeCase:
         columns = (self.heads + 2 * self.kv_heads) * self.head_dim
         wide = torch.randn(self.tokens, columns + 8, dtype=self.dtype, device=device)
         self.qkv = wide[:, :columns]  # rows further apart than they are long
-        norms = [RMSNorm(self.head_dim, 1e-6, self.dtype) for _ in range(2)]
+        norms = [
+            RMSNorm(self.head_dim, 1e-6, self.dtype, plus_one=self.plus_one) for _ in range(2)
+        ]
         for norm in norms:
-            norm.weight.normal_(1, 0.1)
+            norm.weight.normal_(0 if self.plus_one else 1, 0.1)
         self.q_norm, self.k_norm = (norm.to(device) for norm in norms)
         self.cos_sin = None
         if self.apply_rope:
@@ -79,7 +82,7 @@ class RopeCase:
             self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, cos_sin=self.cos_sin,
             q_weight=self.q_norm.weight if self.norm else None,
             k_weight=self.k_norm.weight if self.norm else None,
-            eps=1e-6, k_scale=k_scale, v_scale=v_scale, config=config,
+            eps=1e-6, plus_one=self.plus_one, k_scale=k_scale, v_scale=v_scale, config=config,
         )  # fmt: skip
 
     def stored(self, pages: Tensor) -> Tensor:
@@ -98,6 +101,8 @@ CASES = {
     "heads that fill no tile": RopeCase(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
     "narrow heads": RopeCase(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
     "fp32": RopeCase(head_dim=128, heads=6, kv_heads=3),
+    "weights plus one": RopeCase(head_dim=256, heads=2, kv_heads=1, plus_one=True),
+    "weights plus one in half": RopeCase(head_dim=24, dtype=FP16, plus_one=True),
 }
 
 

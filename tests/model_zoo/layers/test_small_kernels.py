@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
-from model_zoo.layers.kernels.silu_mul import silu_mul
+from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.rope_config import RopeConfig
@@ -20,9 +21,9 @@ DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
 DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}  # a last digit, of the largest mantissa
 
 
-def norm_of(size: int, dtype: torch.dtype, device: str) -> RMSNorm:
-    norm = RMSNorm(size, 1e-5, dtype)
-    norm.weight.normal_(1, 0.1)
+def norm_of(size: int, dtype: torch.dtype, device: str, *, plus_one: bool = False) -> RMSNorm:
+    norm = RMSNorm(size, 1e-5, dtype, plus_one=plus_one)
+    norm.weight.normal_(0 if plus_one else 1, 0.1)
     return norm.to(device)
 
 
@@ -59,6 +60,44 @@ def test_the_norm_of_a_sum_has_the_bits_that_it_has_where_it_is_summed(
     assert norm_of_sum(wide[:0, :size], norm.weight, norm.eps).shape == (0, size)
 
 
+@pytest.mark.parametrize("size", [64, 96, 1152])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_by_weight_plus_one_add_it_in_fp32_and_round_once(
+    device: str, dtype: torch.dtype, size: int
+):
+    torch.manual_seed(4)
+    norm = norm_of(size, dtype, device, plus_one=True)
+    x, residual = (torch.randn(3, size, device=device).to(dtype) for _ in range(2))
+    total = residual + x
+    wide = total.double()
+    wide = wide * (wide.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
+    exact = wide * (1 + norm.weight.double())
+    # Not twice rounded: half a last digit, and the error of fp32 within.
+    torch.testing.assert_close(
+        norm(total).double(), exact, rtol=0.51 * DIGIT[dtype] + 1e-6, atol=0
+    )
+    alone = norm_of_sum(total, norm.weight, norm.eps, plus_one=True)
+    add_rms_norm(x, residual, norm.weight, norm.eps, plus_one=True)
+    assert torch.equal(residual, total) and torch.equal(x, alone)
+    torch.testing.assert_close(x.double(), exact, rtol=0.51 * DIGIT[dtype] + 1e-6, atol=0)
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+@pytest.mark.parametrize("size", [96, 1152])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_added_may_be_normed_before(
+    device: str, dtype: torch.dtype, size: int, plus_one: bool
+):
+    torch.manual_seed(5)
+    norm, post = (norm_of(size, dtype, device, plus_one=plus_one) for _ in range(2))
+    x, residual = (4 * torch.randn(3, size, device=device).to(dtype) for _ in range(2))
+    total = residual + post(x)
+    add_rms_norm(x, residual, norm.weight, norm.eps, post_weight=post.weight, plus_one=plus_one)
+    near = {"rtol": 2 * DIGIT[dtype], "atol": 8 * DIGIT[dtype]}  # of the sum's largest terms
+    torch.testing.assert_close(residual, total, **near)
+    torch.testing.assert_close(x, norm(residual), rtol=2 * DIGIT[dtype], atol=0)
+
+
 @pytest.mark.parametrize("num_warps", [1, 8])
 def test_rows_of_sums_may_lie_apart(device: str, num_warps: int):
     torch.manual_seed(1)
@@ -72,21 +111,29 @@ def test_rows_of_sums_may_lie_apart(device: str, num_warps: int):
 
 
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
+@pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("size", [24, 1024, 1500])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate_is_that_of_separate_operations(device: str, dtype: torch.dtype, size: int):
+def test_gate_is_that_of_separate_operations(
+    device: str, dtype: torch.dtype, size: int, gelu: bool
+):
     torch.manual_seed(2)
     gate_up = (4 * torch.randn(3, 2 * size + 8, device=device)).to(dtype)[:, : 2 * size]
     gate_up[0, :4] = torch.tensor([0.0, -100.0, 100.0, -0.0])
     gate, up = gate_up.chunk(2, -1)
-    expected = F.silu(gate) * up
-    found = silu_mul(gate_up)
-    torch.testing.assert_close(found, expected, rtol=2 * DIGIT[dtype], atol=1e-30)
+    if gelu:  # 1 + tanh(z) loses all digits where the gate is far below 0
+        expected, found = F.gelu(gate, approximate="tanh") * up, gelu_tanh_mul(gate_up)
+        torch.testing.assert_close(found, expected, rtol=2 * DIGIT[dtype], atol=4e-6)
+    else:
+        expected, found = F.silu(gate) * up, silu_mul(gate_up)
+        torch.testing.assert_close(found, expected, rtol=2 * DIGIT[dtype], atol=1e-30)
     assert found.is_contiguous() and found.isfinite().all()
 
 
 def embedded(tokens: Tensor, positions: Tensor, rope: Rope, norm: RMSNorm, embeddings: Tensor):
-    return embed(tokens, positions, embeddings, norm.weight, norm.eps, rope.frequencies, rope.scale)
+    ropes = [(rope.frequencies, rope.scale)]
+    x, residual, (cos_sin,) = embed(tokens, positions, embeddings, norm.weight, norm.eps, ropes)
+    return x, residual, cos_sin
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -99,6 +146,36 @@ def test_embeddings_are_copied_and_normed(device: str, dtype: torch.dtype, size:
     x, residual, _ = embedded(tokens, torch.zeros_like(tokens), rope, norm, embeddings)
     assert torch.equal(residual, embeddings[tokens])
     torch.testing.assert_close(x, norm(residual), rtol=2 * DIGIT[dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings_are_scaled_and_rounded_before_their_norm(device: str, dtype: torch.dtype):
+    norm = norm_of(200, dtype, device, plus_one=True)
+    table = Embedding(50, 200, dtype, scale=200**0.5)
+    assert table.scale == torch.tensor(200**0.5).to(dtype).item()
+    table.weight.normal_()
+    table = table.to(device)
+    tokens = torch.tensor([49, 0, 0, 17], device=device)
+    ropes = [(rope.frequencies, rope.scale) for rope in [Rope(RopeConfig(), 24).to(device)]]
+    x, residual, _ = embed(
+        tokens, tokens, table.weight, norm.weight, norm.eps, ropes, embedding_scale=table.scale,
+        plus_one=True,
+    )  # fmt: skip
+    assert torch.equal(residual, table(tokens))
+    torch.testing.assert_close(x, norm(residual), rtol=2 * DIGIT[dtype], atol=0)
+
+
+def test_two_ropes_have_their_own_frequencies_and_factors(device: str):
+    ropes = [Rope(RopeConfig(theta=theta), 24).to(device) for theta in (1e4, 1e6)]
+    ropes[1].scale = 1.25
+    positions = torch.tensor([0, 3, 70_000], device=device)
+    norm, table = norm_of(16, FP32, device), torch.zeros(1, 16, device=device)
+    pairs = [(rope.frequencies, rope.scale) for rope in ropes]
+    none = torch.zeros_like(positions)
+    _, _, both = embed(none, positions, table, norm.weight, norm.eps, pairs)
+    for rope, found in zip(ropes, both, strict=True):
+        torch.testing.assert_close(found, rope.rows(positions, FP32), rtol=0, atol=4e-7)
+    assert not torch.equal(both[0], both[1])
 
 
 def rotations(positions: Tensor, rope: Rope, dtype: torch.dtype) -> Tensor:

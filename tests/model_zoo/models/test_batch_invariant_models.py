@@ -36,7 +36,9 @@ def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> BatchInvar
         dtype=dtype,
         kv_dtype=dtype,
     )
-    return BatchInvariantBackend(shape, Capacity(rows=1, tokens=LENGTH), torch.device(device))
+    windows = tuple({spec.window for spec in config.attention_specs})
+    capacity = Capacity(rows=1, tokens=LENGTH)
+    return BatchInvariantBackend(shape, capacity, torch.device(device), windows=windows)
 
 
 @pytest.mark.usefixtures("ordered_dot")
@@ -44,6 +46,7 @@ def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> BatchInvar
     ("kind", "dtype"),
     [
         ("qwen3", torch.bfloat16),
+        ("gemma2", torch.bfloat16),
         pytest.param("gpt2", torch.float32, marks=pytest.mark.slow),
     ],
     ids=str,

@@ -21,7 +21,7 @@ from model_zoo.model import Model
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B, shape_of
 from tests.support.models.paged_forward import PagedRow
-from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
+from tests.support.models.tiny_checkpoints import GEMMA_KINDS, KINDS, write_checkpoint
 from tests.support.paths import ROOT
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def on_cpu(kind: str, directory: Path) -> tuple[ModelConfig, Model, Tensor, Tens
     return config, model, tokens, PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama-yarn", "gpt2", "qwen2-moe"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama-yarn", "gpt2", "qwen2-moe", *GEMMA_KINDS])
 def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

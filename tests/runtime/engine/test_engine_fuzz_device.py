@@ -40,7 +40,7 @@ pytestmark = [
 TOLERANCE = 1e-4  # of scores and vectors, in float32
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2-windows"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2-windows", "gemma3-text"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(request.param)
     write_checkpoint(request.param, directory)

@@ -73,8 +73,8 @@ def layers() -> None:
         near(silu_mul(gate_up), F.silu(gate) * up)
         tokens = torch.randint(0, 50, (rows,), device="cuda")
         rope, table = Rope(RopeConfig(), 64).to("cuda"), noise(50, size)
-        x, _, cos_sin = embed(
-            tokens, tokens, table, norm.weight, norm.eps, rope.frequencies, rope.scale
+        x, _, (cos_sin,) = embed(
+            tokens, tokens, table, norm.weight, norm.eps, [(rope.frequencies, rope.scale)]
         )
         near(x, norm(table[tokens]))
         _heads(rows, cos_sin)

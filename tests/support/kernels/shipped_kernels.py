@@ -14,7 +14,7 @@ from model_zoo.layers.gemm.swiglu import SwigluGemm
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
-from model_zoo.layers.kernels.silu_mul import silu_mul
+from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from runtime.cuda_graph.prepare import prepare
 from runtime.sampling.banned import WINDOW, BannedTable
 from runtime.sampling.kernels.apply_masks import add_bias, apply_masks, ban
@@ -59,6 +59,11 @@ def call_add_norm(tokens: int) -> None:
     add_rms_norm(x, x, tensor(4096), 1e-6)
 
 
+def call_norms_around_the_sum(tokens: int) -> None:
+    x, weight = tensor(tokens, 3840), tensor(3840)
+    add_rms_norm(x, x, weight, 1e-6, post_weight=weight, plus_one=True)
+
+
 def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
@@ -71,9 +76,21 @@ def call_silu(tokens: int) -> None:
     silu_mul(tensor(tokens, 2 * 12_288))
 
 
+def call_gelu(tokens: int) -> None:
+    gelu_tanh_mul(tensor(tokens, 2 * 15_360))
+
+
 def call_embed(tokens: int) -> None:
     ids = tensor(tokens, dtype=torch.int64)
     embed(ids, ids, tensor(1000, 4096), tensor(4096), 1e-6, [(tensor(64, dtype=FP32), 1.0)])
+
+
+def call_embed_scaled(tokens: int) -> None:
+    ids, frequencies = tensor(tokens, dtype=torch.int64), tensor(128, dtype=FP32)
+    ropes = [(frequencies, 1.0), (frequencies, 1.0)]
+    embed(
+        ids, ids, tensor(1000, 3840), tensor(3840), 1e-6, ropes, embedding_scale=62.0, plus_one=True
+    )
 
 
 def call_prepare() -> None:
@@ -139,6 +156,9 @@ SHIPPED: dict[str, Callable[[], None]] = {
 }
 for tokens in (1, TOKENS):
     SHIPPED[f"add_norm at {tokens}"] = partial(call_add_norm, tokens)
+    SHIPPED[f"norms_around_sum at {tokens}"] = partial(call_norms_around_the_sum, tokens)
+    SHIPPED[f"gelu_tanh_mul at {tokens}"] = partial(call_gelu, tokens)
+    SHIPPED[f"embed scaled at {tokens}"] = partial(call_embed_scaled, tokens)
     SHIPPED[f"norm at {tokens}"] = partial(call_norm, tokens)
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
