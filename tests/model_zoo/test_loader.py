@@ -188,6 +188,31 @@ def test_a_base_model_without_its_outer_name_loads(tmp_path: Path):
     assert torch.equal(before, after)
 
 
+def renamed(directory: Path, prefix: str, head: str) -> Path:
+    """The checkpoint with another place of the text model; head: of the other parts."""
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            text = name.removeprefix("language_model.model.")
+            tensors[prefix + text if text != name else head + name] = tensors.pop(name)
+
+    change(directory, edit)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("prefix", "head"),
+    [("language_model.model.", ""), ("model.language_model.", "model."), ("model.", "")],
+)
+def test_the_text_model_is_found_in_a_model_that_sees_images(
+    tmp_path: Path, prefix: str, head: str
+):
+    reference = write_checkpoint("gemma3", tmp_path)
+    weights = load(renamed(tmp_path, prefix, head)).other_weights()
+    expected = reference.model.language_model.layers[2].self_attn.k_norm.weight  # type: ignore
+    assert torch.equal(weights["model.layers.2.self_attn.k_norm.weight"], expected)
+
+
 def test_tensors_of_a_dtype_that_no_weight_has_are_refused(tmp_path: Path):
     write_checkpoint("llama2", tmp_path)
     name = "model.layers.0.mlp.up_proj.weight"

@@ -87,8 +87,8 @@ def _gemma_config(kind: str):
                 "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
             }
-            shape = {**GEMMA_SHAPE, **scale, "num_hidden_layers": 7}
-            return Gemma3TextConfig(**shape, rope_parameters=ropes)
+            shape = {**GEMMA_SHAPE, **scale, "num_hidden_layers": 4, "tie_word_embeddings": False}
+            return Gemma3TextConfig(**shape, rope_parameters=ropes, sliding_window_pattern=3)
         case "gemma3":  # what is left out has the class's default: heads, their size, thetas
             heads = ("num_attention_heads", "num_key_value_heads")
             text = {name: value for name, value in GEMMA_SHAPE.items() if name not in heads}
