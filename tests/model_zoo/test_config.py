@@ -104,7 +104,10 @@ def test_kv_bytes_count_keys_and_values_of_all_layers(tmp_path: Path):
 
 YARN = {"rope_type": "yarn", "factor": 4.0}
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"model_type": "mamba"}, '`model_type` is "mamba": supported: gemma2, gemma3, gemma3_text, gpt2, llama'),
+    (
+        {"model_type": "mamba"},
+        '`model_type` is "mamba": supported: gemma2, gemma3, gemma3_text, gpt2, llama',
+    ),
     ({"model_type": None}, "`model_type` is missing"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "a causal language model"),
     ({"hidden_size": "64"}, '`hidden_size` is "64": a positive integer'),

@@ -93,9 +93,7 @@ def add_rms_norm(
     )  # fmt: skip
 
 
-def norm_of_sum(
-    residual: Tensor, weight: Tensor, eps: float, *, plus_one: bool = False
-) -> Tensor:
+def norm_of_sum(residual: Tensor, weight: Tensor, eps: float, *, plus_one: bool = False) -> Tensor:
     """rms_norm(residual) * weight of residual [T, N], rows at any stride; weight [N].
 
     plus_one: as in add_rms_norm

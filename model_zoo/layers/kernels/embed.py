@@ -5,9 +5,9 @@
 #             the norm; of one or two ropes frequencies [D / 2] fp32
 #   writes    residual [T, N], the embeddings * embedding_scale; x [T, N], their norm; of each rope
 #             cos_sin [T, D] of the same dtype: cos(angle) * scale, then sin
-#   math      the norm as in add_rms_norm.py; scaled embeddings are rounded before it; angle = position * frequency rounded to fp32; cos and
-#             sin of it by libdevice's functions for fp32, exact to 2 units in the last place
-#             however large the angle is
+#   math      the norm as in add_rms_norm.py; scaled embeddings are rounded before it; angle =
+#             position * frequency rounded to fp32; cos and sin of it by libdevice's functions for
+#             fp32, exact to 2 units in the last place however large the angle is
 #   launch    dependents are launched at once; before the wait it reads weights
 #   bound     latency at few tokens; memory: T * (3 * N + D) * bytes
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations

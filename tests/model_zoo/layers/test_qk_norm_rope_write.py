@@ -44,9 +44,7 @@ class RopeCase:
         columns = (self.heads + 2 * self.kv_heads) * self.head_dim
         wide = torch.randn(self.tokens, columns + 8, dtype=self.dtype, device=device)
         self.qkv = wide[:, :columns]  # rows further apart than they are long
-        norms = [
-            RMSNorm(self.head_dim, 1e-6, self.dtype, plus_one=self.plus_one) for _ in range(2)
-        ]
+        norms = [RMSNorm(self.head_dim, 1e-6, self.dtype, plus_one=self.plus_one) for _ in range(2)]
         for norm in norms:
             norm.weight.normal_(0 if self.plus_one else 1, 0.1)
         self.q_norm, self.k_norm = (norm.to(device) for norm in norms)

@@ -73,9 +73,7 @@ def test_norms_by_weight_plus_one_add_it_in_fp32_and_round_once(
     wide = wide * (wide.square().mean(-1, keepdim=True) + norm.eps).rsqrt()
     exact = wide * (1 + norm.weight.double())
     # Not twice rounded: half a last digit, and the error of fp32 within.
-    torch.testing.assert_close(
-        norm(total).double(), exact, rtol=0.51 * DIGIT[dtype] + 1e-6, atol=0
-    )
+    torch.testing.assert_close(norm(total).double(), exact, rtol=0.51 * DIGIT[dtype] + 1e-6, atol=0)
     alone = norm_of_sum(total, norm.weight, norm.eps, plus_one=True)
     add_rms_norm(x, residual, norm.weight, norm.eps, plus_one=True)
     assert torch.equal(residual, total) and torch.equal(x, alone)
