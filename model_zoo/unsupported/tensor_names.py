@@ -46,7 +46,8 @@ def names_of_type(config: ModelConfig) -> frozenset[str]:
     )
     model = build(small, torch.bfloat16, torch.device("meta"))
     names = set(model.other_weights())
-    for projection in model.projections():
+    experts = (part for layer in model.experts() for part in layer.projections())
+    for projection in (*model.projections(), *experts):
         names.add(f"{projection.name}.weight")
         if projection.bias is not None:
             names.add(f"{projection.name}.bias")
