@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_zoo.config import MODEL_TYPES
+from model_zoo.config import GEMMA, MODEL_TYPES
 from model_zoo.json_fields import Fields
 from model_zoo.unsupported.reading import Reading, read
 from model_zoo.unsupported.tensor_names import matched, names_of_type
@@ -76,7 +76,9 @@ def find_nearest(text: Fields, found: frozenset[str]) -> Differences:
         shared = text.values.keys() & each.reading.asked
         return not same, each.distance(found), not named, -len(shared), each.model_type != "llama"
 
-    return min((_differences(text, found, known) for known in MODEL_TYPES), key=rank)
+    # Gemma has a default for nearly every field, and so nothing would be missing for it.
+    known = MODEL_TYPES if "gemma" in name else tuple(t for t in MODEL_TYPES if t not in GEMMA)
+    return min((_differences(text, found, model_type) for model_type in known), key=rank)
 
 
 def supported_type(text: Fields) -> str | None:

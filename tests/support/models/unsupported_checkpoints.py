@@ -53,7 +53,6 @@ TEXTS: dict[str, dict[str, Any]] = {
     "cohere": TEXT,
     "deepseek_v3": TEXT | EXPERTS | LATENT,
     "falcon": SHORT,
-    "gemma2": TEXT | {"head_dim": 8},
     "glm4_moe": TEXT | EXPERTS,
     "gpt_neox": TEXT,
     "gptj": {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 8},
@@ -83,11 +82,6 @@ QWEN_VISION: dict[str, Any] = {
 }
 # Models that also see, with the text model nested in `text_config`.
 WITH_VISION: dict[str, dict[str, Any]] = {
-    "gemma3": {
-        "text_config": TEXT | {"head_dim": 8},
-        "vision_config": VISION,
-        "mm_tokens_per_image": 4,
-    },
     "llava": {
         "text_config": TEXT | {"model_type": "llama"},
         "vision_config": VISION | {"model_type": "clip_vision_model"},
