@@ -1,14 +1,18 @@
-"""ModelConfig: the shape of a model, read from a Hugging Face config.json.  Imports no torch."""
+"""read_config: the ModelConfig of a Hugging Face config.json.  Imports no torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from attention.spec import AttentionSpec
+from model_zoo.families.gemma import read_gemma
+from model_zoo.families.model_config import (
+    ModelConfig,
+    check_head,
+    read_dtype,
+    read_eos_ids,
+)
 from model_zoo.json_fields import Fields, ModelError, UnsupportedModel
-from model_zoo.moe_config import MoEConfig, read_moe
+from model_zoo.moe_config import read_moe
 from model_zoo.rope_config import RopeConfig, read_rope
 
 __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
@@ -25,65 +29,8 @@ MODEL_TYPES = (
     "qwen3",
     "qwen3_moe",
 )
-DTYPES = ("float32", "bfloat16", "float16")
 # Of transformers, where config.json has no such field.
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_position: int  # longest sequence that is computed exactly
-    norm_eps: float
-    rope: RopeConfig | None  # None: learned positions
-    tie_embeddings: bool  # the output projection is the input embedding
-    qkv_bias: bool
-    out_bias: bool  # of the projection after attention
-    mlp_bias: bool
-    qk_norm: bool  # RMSNorm of each head's query and key
-    eos_ids: tuple[int, ...]
-    moe: MoEConfig | None = None  # None: every layer has one MLP
-    dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
-    windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; (): no layer has one
-    attention_scale: float = 0.0  # of the logits; 0: head_dim**-0.5
-    attention_softcap: float = 0.0  # as AttentionSpec.softcap
-    attention_sinks: bool = False
-    local_rope: RopeConfig | None = None  # of the layers with a window; None: `rope`, as all
-    norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
-    embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
-    logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
-
-    @property
-    def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """The attention of each layer."""
-        return tuple(
-            AttentionSpec(
-                heads=self.num_heads,
-                kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
-                scale=self.attention_scale or self.head_dim**-0.5,
-                window=window,
-                softcap=self.attention_softcap,
-                has_sinks=self.attention_sinks,
-            )
-            for window in self.windows or (0,) * self.num_layers
-        )
-
-    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
-
-    @property
-    def mlp_values(self) -> int:
-        """Values of a token that an MLP, or a layer's experts, keep in memory at their peak."""
-        experts = 0 if self.moe is None else self.moe.token_values(self.hidden_size)
-        return max(3 * self.intermediate_size, experts)
 
 
 def read_config(directory: Path | str) -> ModelConfig:
@@ -105,8 +52,6 @@ def read_config(directory: Path | str) -> ModelConfig:
 def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
     """The fields as a model of this type has them.  Raises ModelError."""
     if model_type in GEMMA:
-        from model_zoo.families.gemma import read_gemma
-
         return read_gemma(fields, model_type)
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
@@ -194,14 +139,6 @@ def _gpt2(fields: Fields, dtype: str) -> ModelConfig:
     )
 
 
-def check_head(fields: Fields) -> None:
-    """A classifier or reward model has the weights of a chat model but no language head."""
-    names = fields.get("architectures") or []
-    generative = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
-    if names and not any(str(name).endswith(generative) for name in names):
-        raise fields.error("architectures", names, "a causal language model is expected")
-
-
 def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int, ...]:
     """ModelConfig.windows of the llama family, as transformers reads these fields."""
     layer_types = fields.get("layer_types")
@@ -241,27 +178,3 @@ def _max_window_layers(fields: Fields) -> int:
     if value is None:
         return DEFAULT_MAX_WINDOW_LAYERS
     return 0 if value == 0 else fields.integer("max_window_layers")
-
-
-def read_dtype(fields: Fields) -> str:
-    name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    value = fields.get(name)
-    if value is None:
-        return "float32"
-    if str(value).removeprefix("torch.") not in DTYPES:
-        raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
-    return str(value).removeprefix("torch.")
-
-
-def read_eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
-    """All end-of-sequence ids: those of generation_config.json first."""
-    generation = fields.path.with_name("generation_config.json")
-    files = [Fields.read(generation), fields] if generation.is_file() else [fields]
-    ids: list[int] = []
-    for file in files:
-        value: Any = file.get("eos_token_id")
-        for token in value if isinstance(value, list) else [] if value is None else [value]:
-            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
-                raise file.error("eos_token_id", value, f"ids below {vocab_size} are expected")
-            ids.append(token)
-    return tuple(dict.fromkeys(ids))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_zoo.config import ModelConfig, read_dtype, read_eos_ids
+from model_zoo.families.model_config import ModelConfig, read_dtype, read_eos_ids
 from model_zoo.json_fields import Fields
 from model_zoo.rope_config import RopeConfig, read_layer_ropes, read_rope
 

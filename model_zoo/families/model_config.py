@@ -1,0 +1,101 @@
+"""ModelConfig: the shape of a model, and what is read alike of every family.  Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from attention.spec import AttentionSpec
+from model_zoo.json_fields import Fields
+from model_zoo.moe_config import MoEConfig
+from model_zoo.rope_config import RopeConfig
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position: int  # longest sequence that is computed exactly
+    norm_eps: float
+    rope: RopeConfig | None  # None: learned positions
+    tie_embeddings: bool  # the output projection is the input embedding
+    qkv_bias: bool
+    out_bias: bool  # of the projection after attention
+    mlp_bias: bool
+    qk_norm: bool  # RMSNorm of each head's query and key
+    eos_ids: tuple[int, ...]
+    moe: MoEConfig | None = None  # None: every layer has one MLP
+    dtype: str  # of the weights on disk: "float32" | "bfloat16" | "float16"
+    windows: tuple[int, ...] = ()  # sliding window of each layer, 0: none; (): no layer has one
+    attention_scale: float = 0.0  # of the logits; 0: head_dim**-0.5
+    attention_softcap: float = 0.0  # as AttentionSpec.softcap
+    attention_sinks: bool = False
+    local_rope: RopeConfig | None = None  # of the layers with a window; None: `rope`, as all
+    norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
+    embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
+    logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
+
+    @property
+    def attention_specs(self) -> tuple[AttentionSpec, ...]:
+        """The attention of each layer."""
+        return tuple(
+            AttentionSpec(
+                heads=self.num_heads,
+                kv_heads=self.num_kv_heads,
+                head_dim=self.head_dim,
+                scale=self.attention_scale or self.head_dim**-0.5,
+                window=window,
+                softcap=self.attention_softcap,
+                has_sinks=self.attention_sinks,
+            )
+            for window in self.windows or (0,) * self.num_layers
+        )
+
+    def kv_bytes_per_token(self, dtype_bytes: int) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+
+    @property
+    def mlp_values(self) -> int:
+        """Values of a token that an MLP, or a layer's experts, keep in memory at their peak."""
+        experts = 0 if self.moe is None else self.moe.token_values(self.hidden_size)
+        return max(3 * self.intermediate_size, experts)
+
+
+def check_head(fields: Fields) -> None:
+    """A classifier or reward model has the weights of a chat model but no language head."""
+    names = fields.get("architectures") or []
+    generative = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
+    if names and not any(str(name).endswith(generative) for name in names):
+        raise fields.error("architectures", names, "a causal language model is expected")
+
+
+def read_dtype(fields: Fields) -> str:
+    name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
+    value = fields.get(name)
+    if value is None:
+        return "float32"
+    if str(value).removeprefix("torch.") not in DTYPES:
+        raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
+    return str(value).removeprefix("torch.")
+
+
+def read_eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:
+    """All end-of-sequence ids: those of generation_config.json first."""
+    generation = fields.path.with_name("generation_config.json")
+    files = [Fields.read(generation), fields] if generation.is_file() else [fields]
+    ids: list[int] = []
+    for file in files:
+        value: Any = file.get("eos_token_id")
+        for token in value if isinstance(value, list) else [] if value is None else [value]:
+            if not isinstance(token, int) or isinstance(token, bool) or not 0 <= token < vocab_size:
+                raise file.error("eos_token_id", value, f"ids below {vocab_size} are expected")
+            ids.append(token)
+    return tuple(dict.fromkeys(ids))
