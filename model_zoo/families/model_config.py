@@ -39,6 +39,7 @@ class ModelConfig:
     attention_softcap: float = 0.0  # as AttentionSpec.softcap
     attention_sinks: bool = False
     local_rope: RopeConfig | None = None  # of the layers with a window; None: `rope`, as all
+    fits_float16: bool = True  # activations stay within its range
     norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
     embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
     logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged

@@ -38,20 +38,29 @@ def choose_device(requested: DeviceOption) -> torch.device:
     return torch.device("cpu")
 
 
-def choose_dtype(requested: DType, model_dtype: str, device: torch.device) -> DTypeName:
+def choose_dtype(
+    requested: DType, model_dtype: str, device: torch.device, *, fits_float16: bool = True
+) -> DTypeName:
     """The data type for `--dtype requested`; auto: the model's own where the device is fast at it.
 
     A CPU without bfloat16 instructions emulates them several times slower than it does float32,
     and no CPU is fast at float16.
+    fits_float16: as in ModelConfig.  Raises ConfigError if float16 is requested and does not fit.
     """
+    if requested == "float16" and not fits_float16:
+        raise ConfigError(
+            "--dtype float16: this model's activations exceed its largest number, 65,504: use "
+            "bfloat16 or float32"
+        )
     if requested != "auto":
         return requested
     if model_dtype == "float32":
         return "float32"
     if device.type == "cuda":
-        if model_dtype == "bfloat16" and torch.cuda.is_bf16_supported(including_emulation=False):
+        wide = model_dtype == "bfloat16" or not fits_float16
+        if wide and torch.cuda.is_bf16_supported(including_emulation=False):
             return "bfloat16"
-        return "float16"
+        return "float16" if fits_float16 else "float32"
     return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
 
 

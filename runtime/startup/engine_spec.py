@@ -194,7 +194,7 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
         keep_freed_memory()
     torch.manual_seed(requested.seed)
     config = read_config(Path(requested.model))
-    dtype = choose_dtype(requested.dtype, config.dtype, device)
+    dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads)
 

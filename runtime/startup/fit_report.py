@@ -93,7 +93,7 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
         name = f"a GPU of {size(query.card)}"
         return TargetDevice("cuda", name, free, dtype, _layers(query, dtype).scheme_of)
     device = choose_device(requested.device)
-    dtype = choose_dtype(requested.dtype, config.dtype, device)
+    dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     layers = _layers(query, dtype)
     kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"

@@ -75,7 +75,9 @@ def target_of(query: FormatQuery, config: ModelConfig) -> Target:
         packs = capable(query.capability, dtype)
         return Target(f"a GPU of compute capability {major}.{minor}", dtype, packs)
     device = choose_device(requested.device)
-    dtype = DTYPES[choose_dtype(requested.dtype, config.dtype, device)]
+    dtype = DTYPES[
+        choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
+    ]
     if device.type == "cpu":
         return Target("this CPU", dtype, packs=False)
     packs = capable(torch.cuda.get_device_capability(device), dtype)

@@ -40,6 +40,20 @@ def test_cpu_computes_in_the_type_it_is_fast_at(
     assert choose_dtype(requested, model, CPU) == chosen  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("model", "has_bfloat16", "chosen"),
+    [("bfloat16", True, "bfloat16"), ("float16", True, "bfloat16"), ("bfloat16", False, "float32")],
+)
+def test_a_model_whose_activations_exceed_float16_is_not_run_in_it(
+    monkeypatch: pytest.MonkeyPatch, model: str, has_bfloat16: bool, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: has_bfloat16)
+    gpu = torch.device("cuda")
+    assert choose_dtype("auto", model, gpu, fits_float16=False) == chosen  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="--dtype float16: .* use bfloat16 or float32"):
+        choose_dtype("float16", "bfloat16", gpu, fits_float16=False)
+
+
 def test_one_core_is_left_to_the_api_process(monkeypatch: pytest.MonkeyPatch) -> None:
     for cores, threads in ((1, 1), (2, 1), (8, 7)):
         monkeypatch.setattr(device, "physical_cores", lambda cores=cores: cores)

@@ -94,10 +94,10 @@ def call_embed_scaled(tokens: int) -> None:
 
 
 def call_prepare() -> None:
-    ids, table = tensor(TOKENS, dtype=torch.int64), tensor(256, 2048, dtype=INT32)
+    ids, tables = tensor(TOKENS, dtype=torch.int64), tensor(1, 256, 2048, dtype=INT32)
     prepare(
         tensor(9000, dtype=INT32),
-        table,
+        tables,
         ids,
         tensor(256, 24, dtype=INT32),
         stride=264,
@@ -107,9 +107,9 @@ def call_prepare() -> None:
         pages_at=5000,
         tokens=ids,
         positions=ids,
-        slot_mapping=ids,
+        slot_mappings=tensor(1, TOKENS, dtype=torch.int64),
         logit_rows=tensor(256, dtype=torch.int64),
-        row_pages=table,
+        row_pages=tables,
         page_size=16,
     )
 
