@@ -86,9 +86,11 @@ def add_rms_norm(
     if rows == 0:
         return
     block = triton.next_power_of_2(size)
+    if num_warps is None:  # two norms: twice the threads, so that weights fit into registers
+        num_warps = norm_warps(block if post_weight is None else 2 * block)
     _add_rms_norm[(rows,)](
         x, residual, weight, post_weight, x, eps, x.stride(0), residual.stride(0), N=size,
-        BLOCK=block, PLUS_ONE=plus_one, num_warps=num_warps or norm_warps(block),
+        BLOCK=block, PLUS_ONE=plus_one, num_warps=num_warps,
         **dependent_launch(x.device),
     )  # fmt: skip
 
