@@ -50,7 +50,7 @@ def test_a_model_whose_activations_exceed_float16_is_not_run_in_it(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: has_bfloat16)
     gpu = torch.device("cuda")
     assert choose_dtype("auto", model, gpu, fits_float16=False) == chosen  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="--dtype float16: .* use bfloat16 or float32"):
+    with pytest.raises(ConfigError, match=r"--dtype float16: .* use bfloat16 or float32"):
         choose_dtype("float16", "bfloat16", gpu, fits_float16=False)
 
 
