@@ -182,7 +182,9 @@ def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> Layer
         return norm(residual), residual, rope.rows(positions, torch.bfloat16)
 
     def fused(i: int) -> tuple[Tensor, ...]:
-        return embed(ids[i], positions, weight, norm.weight, 1e-6, [(rope.frequencies, 1.0)])
+        ropes = [(rope.frequencies, 1.0)]
+        normed, residual, rows = embed(ids[i], positions, weight, norm.weight, 1e-6, ropes)
+        return normed, residual, rows[0]
 
     return LayerSubject("embed", num_bytes, count, fused, separate, {})
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint import Checkpoint, text_model_name
 from model_zoo.quantization.config import read_quantization
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.readers.registry import read, split_name
@@ -27,7 +27,8 @@ def write(directory: Path, linear: StoredLinear, name: str = NAME) -> None:
 
 
 def read_file(directory: Path, shape: tuple[int, int], name: str = NAME) -> QuantizedWeight | None:
-    """The weight of the Linear; None: it is not quantized."""
+    """The weight of the Linear `name`; None: it is not quantized."""
+    name = text_model_name(name)
     sources = {
         found[1]: source
         for tensor, source in Checkpoint.open(directory).sources.items()
