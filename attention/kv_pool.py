@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attention.kv_groups import KVLayout
+from attention.state_pool import StatePool
 
 FP8 = torch.float8_e4m3fn
 
@@ -53,7 +54,9 @@ class KVPool:
     dequantized value is the stored one times the scale.
 
     layout: which layers share pages; without it, all do, and `depth` is the number of layers.
-    layers: what each layer of the model sees.
+    layers: what each layer with attention sees.
+
+    states: of the layers without attention; None: there are none.
     """
 
     k: Tensor
@@ -61,6 +64,7 @@ class KVPool:
     k_scale: Tensor | None = None
     v_scale: Tensor | None = None
     layout: KVLayout | None = None
+    states: StatePool | None = None
     layers: tuple[LayerKV, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -85,15 +89,16 @@ class KVPool:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        states: StatePool | None = None,
     ) -> KVPool:
         """A zeroed pool; float8_e4m3fn with scales of 1.  layers: how many, or their layout."""
         layout = KVLayout.uniform(layers) if isinstance(layers, int) else layers
         both = _zeros((layout.depth, pages, kv_heads, 2, page_size, head_dim), dtype, device)
         k, v = both.unbind(3)
         if dtype != FP8:
-            return cls(k, v, layout=layout)
+            return cls(k, v, layout=layout, states=states)
         ones = torch.ones(2, layout.num_layers, kv_heads, device=device)
-        return cls(k, v, ones[0], ones[1], layout)
+        return cls(k, v, ones[0], ones[1], layout, states)
 
     def _scales(self, layer: int) -> tuple[Tensor | None, Tensor | None]:
         if self.k_scale is None or self.v_scale is None:
@@ -118,6 +123,7 @@ class KVPool:
 
     @property
     def num_bytes(self) -> int:
+        """Of keys and values."""
         tensors = (self.k, self.v, self.k_scale, self.v_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 

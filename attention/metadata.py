@@ -31,6 +31,8 @@ class AttentionMetadata:
                   page * page_size + offset in page
     max_seqlen_q  the largest q_len, or an upper bound of it
     decode_rows   number of rows at the front with q_len 1
+    state_slots   [B] int32: where in the StatePool each row's state is, -1 for rows of padding; None:
+                  the model has no layers with states
     """
 
     cu_seqlens_q: Tensor
@@ -41,6 +43,7 @@ class AttentionMetadata:
     decode_rows: int
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
     kv_lens: tuple[int, ...]
+    state_slots: Tensor | None = None
     plan: object = None  # what Backend.plan made for attend of the same back end
 
     @property

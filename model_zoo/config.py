@@ -11,6 +11,8 @@ from model_zoo.families.model_config import (
     read_dtype,
     read_eos_ids,
 )
+from model_zoo.families.qwen3_5 import MODEL_TYPES as QWEN3_5
+from model_zoo.families.qwen3_5 import read_qwen3_5
 from model_zoo.json_fields import Fields, ModelError, UnsupportedModel
 from model_zoo.moe_config import read_moe
 from model_zoo.rope_config import RopeConfig, read_rope
@@ -27,6 +29,7 @@ MODEL_TYPES = (
     "qwen2",
     "qwen2_moe",
     "qwen3",
+    *QWEN3_5,
     "qwen3_moe",
 )
 # Of transformers, where config.json has no such field.
@@ -53,6 +56,8 @@ def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
     """The fields as a model of this type has them.  Raises ModelError."""
     if model_type in GEMMA:
         return read_gemma(fields, model_type)
+    if model_type in QWEN3_5:
+        return read_qwen3_5(fields, model_type)
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
     return _llama_family(fields, model_type, dtype)

@@ -25,12 +25,13 @@ def is_kv_scale(name: str) -> bool:
 
 
 def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """k_scale, v_scale [layers, kv_heads] float32; 1 where the checkpoint has none.
+    """k_scale, v_scale [layers with attention, kv_heads] float32; 1 where the checkpoint has none.
 
     The dequantized value is the stored one times the scale.  Raises ModelError for a scale that is
     not positive and finite, or has neither one element nor one per KV head.
     """
-    scales = torch.ones(2, config.num_layers, config.num_kv_heads)
+    places = {layer: place for place, layer in enumerate(config.attention_layers)}
+    scales = torch.ones(2, len(places), config.num_kv_heads)
     for name, source in Checkpoint.open(Path(directory)).sources.items():
         found = NAME.fullmatch(name)
         if found is None:
@@ -38,6 +39,8 @@ def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, 
         layer, kind = int(found["layer"]), "kv".index(found["kind"] or found["projection"])
         if layer >= config.num_layers:
             raise ModelError(f"{source}: config.json describes {config.num_layers} layers")
+        if layer not in places:
+            raise ModelError(f"{source}: config.json gives layer {layer} no attention")
         values = source.read().float().flatten()
         if len(values) not in (1, config.num_kv_heads):
             raise ModelError(
@@ -46,5 +49,5 @@ def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, 
             )
         if not (values.isfinite() & (values > 0)).all():
             raise ModelError(f"{source}: a scale must be positive and finite")
-        scales[kind, layer] = values
+        scales[kind, places[layer]] = values
     return scales[0], scales[1]

@@ -77,16 +77,18 @@ def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | No
             renormalize=True,
         )
         return MoEConfig(router=router, intermediate_size=fields.integer("intermediate_size"))
-    if model_type not in ("qwen2_moe", "qwen3_moe"):
+    if model_type not in ("qwen2_moe", "qwen3_moe", "qwen3_5_moe_text", "qwen3_next"):
         return None
     # transformers 5 saves qwen3_moe with the name of Mixtral's field.
     name = "num_local_experts" if fields.get("num_experts") is None else "num_experts"
+    always = model_type == "qwen3_5_moe_text"  # which has no such field
+    top_k = {"qwen2_moe": 4, "qwen3_next": 10}.get(model_type, 8)
     router = RouterConfig(
         num_experts=_experts(fields, name),
-        top_k=_top_k(fields, name, None, 4 if model_type == "qwen2_moe" else 8),
-        renormalize=fields.flag("norm_topk_prob", False),
+        top_k=_top_k(fields, name, None, top_k),
+        renormalize=always or fields.flag("norm_topk_prob", model_type == "qwen3_next"),
     )
-    shared = model_type == "qwen2_moe"
+    shared = model_type != "qwen3_moe"
     return MoEConfig(
         router=router,
         intermediate_size=fields.integer("moe_intermediate_size"),

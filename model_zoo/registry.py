@@ -7,6 +7,7 @@ import importlib
 import torch
 
 from model_zoo.config import ModelConfig
+from model_zoo.families.qwen3_5 import MODEL_TYPES as QWEN3_5
 from model_zoo.layers.linear_factory import LinearFactory, SchemeOf, unquantized
 from model_zoo.model import Model
 
@@ -18,6 +19,7 @@ MODELS = {
     "mixtral": "model_zoo.models.llama:Llama",
     "qwen2_moe": "model_zoo.models.llama:Llama",
     "qwen3_moe": "model_zoo.models.llama:Llama",
+    **dict.fromkeys(QWEN3_5, "model_zoo.models.qwen3_5:Qwen35"),
     "gemma2": "model_zoo.models.gemma:Gemma",
     "gemma3": "model_zoo.models.gemma:Gemma",
     "gemma3_text": "model_zoo.models.gemma:Gemma",

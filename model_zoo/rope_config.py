@@ -29,7 +29,9 @@ class RopeConfig:
     mscale_all_dim: float | None = None
 
 
-def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
+def read_rope(
+    fields: Fields, max_position: int, *, partial: bool = False
+) -> tuple[RopeConfig, int]:
     """The rope of a config.json, and the number of positions that it supports.
 
     Reads both forms: `rope_scaling` and `rope_theta`, and `rope_parameters` with both in it.
@@ -37,12 +39,15 @@ def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
     `max_position_embeddings`; beyond, its frequencies depend on the sequence length, and keys that
     are already in the KV cache (and shared between requests) would have stale rotations: such a
     model is served up to `max_position_embeddings`, where it is exact.
+    partial: the caller reads how many values of a head are rotated; else all have to be.
     Raises ModelError, naming the field.
     """
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.nested(name)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise fields.error(name, rope.values, "one rope for all layers is supported")
+    if not partial:
+        _refuse_partial(fields, rope)
     return _read(fields, rope, fields.number("rope_theta", 10_000.0), max_position)
 
 
@@ -58,7 +63,9 @@ def read_layer_ropes(
     theta = fields.number("rope_theta", theta)
     local_theta = fields.number("rope_local_base_freq", local_theta)
     if not fields.get("rope_parameters"):
-        full, _ = _read(fields, fields.nested("rope_scaling"), theta, max_position)
+        scaling = fields.nested("rope_scaling")
+        _refuse_partial(fields, scaling)
+        full, _ = _read(fields, scaling, theta, max_position)
         return full, RopeConfig(theta=local_theta)
     both = fields.nested("rope_parameters")
     unknown = both.values.keys() - {"full_attention", "sliding_attention"}
@@ -68,6 +75,8 @@ def read_layer_ropes(
             both.values,
             "objects full_attention and sliding_attention are expected in it",
         )
+    for name in sorted(both.values):
+        _refuse_partial(fields, both.nested(name))
     full, _ = _read(fields, both.nested("full_attention"), theta, max_position)
     local, _ = _read(fields, both.nested("sliding_attention"), local_theta, max_position)
     return full, local
@@ -77,8 +86,6 @@ def _read(
     fields: Fields, rope: Fields, default_theta: float, max_position: int
 ) -> tuple[RopeConfig, int]:
     """As read_rope, of the object `rope`; default_theta: where it has none."""
-    rope.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
-    fields.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
     kind_field = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.choice(kind_field, KINDS, "default")
     theta = rope.number("rope_theta", default_theta)
@@ -95,6 +102,11 @@ def _read(
         return _llama3(rope, theta, original), max_position
     yarn = _yarn(rope, theta, original, max_position)
     return yarn, max(max_position, int(original * yarn.factor))
+
+
+def _refuse_partial(fields: Fields, rope: Fields) -> None:
+    for each in (rope, fields):
+        each.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
 
 
 def _factor(rope: Fields) -> float:

@@ -13,7 +13,7 @@ from model_zoo.checkpoint import Checkpoint, CheckpointTensor, shorten, wrong_sh
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
 from model_zoo.kv_scales import is_kv_scale
-from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.linear import LoadedProjection, Projection
 from model_zoo.layers.moe.experts import Experts, StackedTensor
 from model_zoo.model import Model
 from model_zoo.staging import Parameter, StagedLayer
@@ -101,13 +101,27 @@ class WeightTargets:
             self._add_parameter(f"{projection.name}.bias", projection.bias)
         sources = self._layers.take(projection, self._sources)
         if sources is None:
-            self._add_parameter(f"{projection.name}.weight", projection.weight)
+            name = f"{projection.name}.weight"
+            if isinstance(projection, Projection) and projection.runs:
+                self._add_reordered(name, projection)
+            else:
+                self._add_parameter(name, projection.weight)
             return
         device = projection.device
         if not sources:
             self._missing.append(f"{projection.name}.weight")
         layer = StagedLayer(sources, device, self._layers.conversion(projection))
         self.targets += [WeightTarget(staged.source, staged) for staged in layer.tensors.values()]
+
+    def _add_reordered(self, name: str, projection: Projection) -> None:
+        source = self._take_parameter(name, projection.shape)
+        if source is not None:
+            layer = StagedLayer(
+                {"weight": source},
+                projection.device,
+                lambda tensors: projection.copy(tensors["weight"]),
+            )
+            self.targets.append(WeightTarget(source, layer.tensors["weight"]))
 
     def _check(self) -> None:
         config = self._config
@@ -117,6 +131,7 @@ class WeightTargets:
             if not (
                 name.endswith(IGNORED)
                 or (config.model_type in TEXT_ONLY and name.startswith(VISION))
+                or name.startswith(config.skipped_weights)
                 or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
                 or (config.tie_embeddings and name.startswith("lm_head."))
             )

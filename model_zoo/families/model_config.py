@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attention.spec import AttentionSpec
+from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.json_fields import Fields
 from model_zoo.moe_config import MoEConfig
 from model_zoo.rope_config import RopeConfig
@@ -43,10 +44,14 @@ class ModelConfig:
     norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
     embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
     logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
+    rotary_dim: int = 0  # values at the front of a head that rope rotates; 0: all
+    attention_gate: bool = False  # attention's output is multiplied by a sigmoid, of the query's size
+    delta_net: DeltaNetConfig | None = None  # None: every layer has attention
+    skipped_weights: tuple[str, ...] = ()  # of the checkpoint, by the beginning of their names
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
-        """The attention of each layer."""
+        """The attention of each of `attention_layers`."""
         return tuple(
             AttentionSpec(
                 heads=self.num_heads,
@@ -57,11 +62,17 @@ class ModelConfig:
                 softcap=self.attention_softcap,
                 has_sinks=self.attention_sinks,
             )
-            for window in self.windows or (0,) * self.num_layers
+            for window in self.windows or (0,) * len(self.attention_layers)
         )
 
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have keys and values, in order."""
+        others = () if self.delta_net is None else self.delta_net.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
+
     def kv_bytes_per_token(self, dtype_bytes: int) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
+        return 2 * len(self.attention_layers) * self.num_kv_heads * self.head_dim * dtype_bytes
 
     @property
     def mlp_values(self) -> int:

@@ -16,8 +16,9 @@ from model_zoo.layers.rope import rotate
 class Attention(nn.Module):
     """Attention with a fused qkv projection.
 
-    index  of the layer, in `config.attention_specs` and in the KV pool
+    index  of the layer among those with attention: in `config.attention_specs` and the KV pool
     sinks  [heads] float32 if its spec has them: a weight of the checkpoint
+    gated  the qkv projection has a gate after each head's query, of its size
     """
 
     def __init__(self, config: ModelConfig, index: int, qkv: Linear, out: Linear) -> None:
@@ -25,6 +26,7 @@ class Attention(nn.Module):
         self.index = index
         self.spec = config.attention_specs[index]
         self.qkv, self.out = qkv, out
+        self.gated = config.attention_gate
         self.sinks: nn.Parameter | None = None
         if self.spec.has_sinks:
             sinks = torch.empty(self.spec.heads, dtype=torch.float32)
@@ -67,7 +69,8 @@ class Attention(nn.Module):
         logit_rows: Tensor | None = None,
     ) -> Tensor:
         """x [T, hidden] -> [T, heads * head_dim], before the output projection; as `add`."""
-        q, meta = self._prepare(self.qkv(x), inp, cos_sin), inp.meta
+        qkv, meta = self.qkv(x), inp.meta
+        q = self._prepare(qkv, inp, cos_sin)
         if logit_rows is not None:
             q = q.index_select(0, logit_rows)
             meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
@@ -80,15 +83,34 @@ class Attention(nn.Module):
             softcap=self.spec.softcap,
             sinks=self.sinks,
         )
+        if self.gated:
+            return self._gate(mixed, qkv, logit_rows).flatten(1)
         return mixed.flatten(1)
+
+    def _queries(self, qkv: Tensor) -> Tensor:
+        """[T, heads, head_dim] of a projection, or with gates [T, heads, 2 * head_dim]."""
+        size = self.spec.heads * self.spec.head_dim * (1 + self.gated)
+        return qkv[:, :size].unflatten(1, (self.spec.heads, -1))
+
+    def _gate(self, mixed: Tensor, qkv: Tensor, logit_rows: Tensor | None) -> Tensor:
+        """mixed [R, heads, head_dim] times the sigmoid of the gates."""
+        gates = self._queries(qkv)[..., self.spec.head_dim :]
+        if fused_kernels.use_fused_kernels(qkv.device):
+            from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
+
+            return sigmoid_mul(mixed, gates, logit_rows)
+        if logit_rows is not None:
+            gates = gates.index_select(0, logit_rows)
+        return (mixed.float() * gates.float().sigmoid()).to(mixed.dtype)
 
     def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
         """Q/k norm, rope and KV write -> queries [T, heads, head_dim]."""
         if fused_kernels.use_fused_kernels(qkv.device):
             return self._prepare_fused(qkv, inp, cos_sin)
         spec = self.spec
-        heads = qkv.view(len(qkv), -1, spec.head_dim)
-        q, k, v = heads.split([spec.heads, spec.kv_heads, spec.kv_heads], 1)
+        q = self._queries(qkv)[..., : spec.head_dim]
+        kv = qkv[:, -2 * spec.kv_heads * spec.head_dim :].unflatten(1, (-1, spec.head_dim))
+        k, v = kv.split(spec.kv_heads, 1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if cos_sin is not None:
@@ -106,6 +128,7 @@ class Attention(nn.Module):
             kv.v,
             inp.meta.slot_mappings[kv.group],
             heads=self.spec.heads,
+            gated=self.gated,
             cos_sin=cos_sin,
             q_weight=None if self.q_norm is None else self.q_norm.weight,
             k_weight=None if self.k_norm is None else self.k_norm.weight,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,14 @@ MIN_ADDMM_ROWS = 1024
 
 # Codes that are packed or dequantized at once, which takes up to 20 bytes a code for a moment.
 FILLED_AT_ONCE = 1 << 24
+
+
+class Run(NamedTuple):
+    """Rows of a checkpoint's layer that stay together, and the first of theirs in a Linear."""
+
+    source: int
+    count: int
+    target: int
 
 
 class LoadedProjection(Protocol):
@@ -63,12 +71,16 @@ class LoadedProjection(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear layer of the checkpoint: some output features of a Linear."""
+    """A linear layer of the checkpoint: some output features of a Linear.
+
+    runs  where its rows go, if not in the checkpoint's order
+    """
 
     name: str
     linear: Linear
     first: int
     outputs: int
+    runs: tuple[Run, ...] = ()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -106,13 +118,25 @@ class Projection:
         Raises ValueError as PackedParameters.store does.
         """
         linear = self.linear
-        for begin, end in weight.slices(FILLED_AT_ONCE):
-            rows, first = weight.rows(begin, end), self.first + begin
-            if linear.packed is None:
-                linear.is_dequantized = True
-                linear.weight[first : self.first + end] = rows.dequantize(linear.dtype)
-            else:
-                linear.packed.store(first, rows)
+        if linear.packed is None and self.runs:
+            linear.is_dequantized = True
+            self.copy(weight.dequantize(linear.dtype))
+            return
+        for run in self.runs or (Run(0, self.outputs, 0),):
+            part = weight.rows(run.source, run.source + run.count)
+            for begin, end in part.slices(FILLED_AT_ONCE):
+                rows, first = part.rows(begin, end), self.first + run.target + begin
+                if linear.packed is None:
+                    linear.is_dequantized = True
+                    linear.weight[first : first + end - begin] = rows.dequantize(linear.dtype)
+                else:
+                    linear.packed.store(first, rows)
+
+    @torch.no_grad()
+    def copy(self, weight: Tensor) -> None:
+        """Store an unquantized weight [outputs, inputs] in the order of `runs`."""
+        for source, count, target in self.runs:
+            self.linear.weight[self.first + target :][:count] = weight[source : source + count]
 
 
 class Linear(nn.Module):
@@ -121,6 +145,7 @@ class Linear(nn.Module):
     parts       the checkpoint's layers that are fused into this one, in order: name -> outputs
     scheme      of a quantized weight, which is in `packed` then, and `weight` is empty
     transposed  the checkpoint stores [in, out]
+    runs        where the rows of the one layer in `parts` go; empty: in the checkpoint's order
     """
 
     def __init__(
@@ -133,9 +158,12 @@ class Linear(nn.Module):
         parts: Mapping[str, int] | None = None,
         scheme: WeightScheme | None = None,
         transposed: bool = False,
+        runs: tuple[Run, ...] = (),
     ) -> None:
         super().__init__()
         assert parts is None or sum(parts.values()) == outputs
+        assert not runs or (parts is not None and len(parts) == 1 and not bias)
+        self._runs = runs
         self.inputs, self.outputs, self.dtype = inputs, outputs, dtype
         self.transposed = transposed
         self._parts = parts or {}
@@ -164,7 +192,7 @@ class Linear(nn.Module):
         found: list[Projection] = []
         first = 0
         for name, outputs in self._parts.items():
-            found.append(Projection(name, self, first, outputs))
+            found.append(Projection(name, self, first, outputs, self._runs))
             first += outputs
         return found
 

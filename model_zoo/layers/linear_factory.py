@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from model_zoo.layers.embedding import Embedding, LMHead
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear, Run, SwigluLinear
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -38,6 +38,31 @@ class LinearFactory:
             parts=parts,
             scheme=self.scheme_of(parts, inputs),
             transposed=transposed,
+        )
+
+    def interleaved(self, inputs: int, name: str, sizes: Sequence[int], heads: int) -> Linear:
+        """A Linear whose outputs the checkpoint stores by head, `sizes` of each kind.
+
+        Here all outputs of a kind are side by side, in the order of the heads.
+        """
+        parts = {name: sum(sizes) * heads}
+        scheme = self.scheme_of(parts, inputs)
+        if scheme is not None and any(size % scheme.row_group for size in sizes):
+            scheme = None  # rows of one scale would be torn apart
+        runs: list[Run] = []
+        for head in range(heads):
+            source, first = head * sum(sizes), 0
+            for size in sizes:
+                runs.append(Run(source, size, first + head * size))
+                source, first = source + size, first + heads * size
+        return Linear(
+            inputs,
+            sum(parts.values()),
+            bias=False,
+            dtype=self.dtype,
+            parts=parts,
+            scheme=scheme,
+            runs=tuple(runs),
         )
 
     def swiglu(

@@ -35,10 +35,14 @@ class Rope(nn.Module):
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the halves of x [T, heads, head_dim] (the NeoX form of Hugging Face checkpoints)."""
+    """Rotate the halves of x [T, heads, head_dim] (the NeoX form of Hugging Face checkpoints).
+
+    cos_sin narrower than a head: as many values at its front are rotated, the others kept.
+    """
     cos, sin = cos_sin[:, None].chunk(2, -1)
-    low, high = x.chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin], -1)
+    rotated, kept = x[..., : cos_sin.shape[-1]], x[..., cos_sin.shape[-1] :]
+    low, high = rotated.chunk(2, -1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin, kept], -1)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:

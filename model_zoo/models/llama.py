@@ -42,12 +42,7 @@ class Layer(nn.Module):
             out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
-        self.mlp: SwigluMLP | MoE
-        if config.moe is not None and config.moe.has_experts(index):
-            self.mlp = _moe(config, config.moe, index, linears)
-        else:
-            mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
-            self.mlp = _swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias)
+        self.mlp = feed_forward(config, index, linears)
 
     def forward(
         self,
@@ -63,6 +58,23 @@ class Layer(nn.Module):
         """
         x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, cos_sin, logit_rows))
         return self.mlp.add(x, residual)
+
+
+def feed_forward(config: ModelConfig, index: int, linears: LinearFactory) -> SwigluMLP | MoE:
+    """The MLP of a layer, or its experts."""
+    if config.moe is not None and config.moe.has_experts(index):
+        return _moe(config, config.moe, index, linears)
+    mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
+    return _swiglu_mlp(mlp, config.hidden_size, inner, linears, bias=config.mlp_bias)
+
+
+def feed_forward_weights(config: ModelConfig, index: int, moe: MoE) -> Weights:
+    """Of a layer's experts, those outside of Linears and experts: the router's."""
+    block, router = moe_name(config, index), moe.router
+    table: Weights = {f"{block}.gate.weight": router.weight}
+    if router.shared_gate_weight is not None:
+        table[f"{block}.shared_expert_gate.weight"] = router.shared_gate_weight
+    return table
 
 
 def _swiglu_mlp(
@@ -122,8 +134,5 @@ class Llama(Model):
                 table[f"{name}.self_attn.q_norm.weight"] = attention.q_norm.weight
                 table[f"{name}.self_attn.k_norm.weight"] = attention.k_norm.weight
             if isinstance(layer.mlp, MoE):
-                block, router = moe_name(self.config, index), layer.mlp.router
-                table[f"{block}.gate.weight"] = router.weight
-                if router.shared_gate_weight is not None:
-                    table[f"{block}.shared_expert_gate.weight"] = router.shared_gate_weight
+                table |= feed_forward_weights(self.config, index, layer.mlp)
         return table

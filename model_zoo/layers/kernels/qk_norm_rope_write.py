@@ -1,15 +1,18 @@
 # qk_norm_rope_write: all between a layer's qkv GEMM and attention, in one launch.
 #   grid      (T, head tiles): tiles of query heads, then of key heads, then of value heads; without
 #             norm and rope there are no tiles of query heads
-#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; cos_sin [T, D], cos in the
-#             first D / 2 columns and sin in the rest, or none; q_weight, k_weight [D] of the norms,
-#             or none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32, with gates a gate of D values
+#             after each head's query; cos_sin [T, R], cos in the first R / 2 columns and sin in the
+#             rest, or none; q_weight, k_weight [D] of the norms, or none; slot_mapping [T] int64;
+#             k_scale, v_scale [kv_heads] fp32 if pages hold fp8
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
 #   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
 #             after each product of the rotation and after their sum, as PyTorch's operations.
 #             With PLUS_ONE, 1 is added to the weights in fp32, and their product is rounded once
+#   rotates   all D values of a head (R = D), or of its first half the first R: then a value's
+#             partner is in the same half, and is loaded again
 #   launch    dependents are launched at once; before the wait it reads weights and slots.
 #             Attention may copy keys and values of earlier steps while this runs, which
 #             writes only the positions of this step's tokens
@@ -33,16 +36,26 @@ FEW_TOKENS = 64  # up to here a launch is bound by latency
 @triton.jit
 def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr, PLUS_ONE: tl.constexpr):
     """RMSNorm of heads given as halves [heads, D / 2]; masked elements are 0."""
-    dtype = low.dtype
+    factor = _norm_factor(low, high, eps, D)
+    return _scaled(low, factor, low_weight, PLUS_ONE), _scaled(high, factor, high_weight, PLUS_ONE)
+
+
+@triton.jit
+def _norm_factor(low, high, eps, D: tl.constexpr):
+    """1 / RMS of heads given as halves, [heads, 1] float32."""
     low, high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(low * low + high * high, 1, keep_dims=True)
-    factor = tl.rsqrt(squares / D + eps)
-    low, high = low * factor, high * factor
-    low_weight, high_weight = low_weight.to(tl.float32), high_weight.to(tl.float32)
+    return tl.rsqrt(squares / D + eps)
+
+
+@triton.jit
+def _scaled(x, factor, weight, PLUS_ONE: tl.constexpr):
+    """x * factor * weight, rounded as RMSNorm does."""
+    dtype = x.dtype
+    scaled, weight = x.to(tl.float32) * factor, weight.to(tl.float32)
     if PLUS_ONE:
-        return (low * (1.0 + low_weight)).to(dtype), (high * (1.0 + high_weight)).to(dtype)
-    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
-    return (low * low_weight).to(dtype), (high * high_weight).to(dtype)
+        return (scaled * (1.0 + weight)).to(dtype)
+    return (scaled.to(dtype).to(tl.float32) * weight).to(dtype)
 
 
 @triton.jit
@@ -57,19 +70,50 @@ def _rotate(low, high, cos, sin):
 
 
 @triton.jit
+def _rotate_front(
+    x, partner, COS_SIN, at_token, dim, mask, R: tl.constexpr
+):  # fmt: skip
+    """Rope of the first R values of x [heads, D / 2]; partner: of each, the value R / 2 from it."""
+    dtype = x.dtype
+    front = mask & (dim < R)
+    angle = COS_SIN + at_token * R + dim % (R // 2)
+    cos = tl.load(angle, mask=front, other=0.0).to(tl.float32)
+    sin = tl.load(angle + R // 2, mask=front, other=0.0).to(tl.float32)
+    own = (x.to(tl.float32) * cos).to(dtype).to(tl.float32)
+    other = (partner.to(tl.float32) * sin).to(dtype).to(tl.float32)
+    rotated = (own + tl.where(dim < R // 2, -other, other)).to(dtype)
+    return tl.where(dim < R, rotated, x)
+
+
+@triton.jit
 def _normed_and_rotated(
     source, WEIGHT, COS_SIN, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
-    HALF: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    R: tl.constexpr, HALF: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Both halves of a tile of query or key heads, after norm and rotation."""
     if WEIGHT is not None:
         weight = WEIGHT + at_low
         low_weight = tl.load(weight, mask=low_mask, other=0.0)
         high_weight = tl.load(weight + HALF, mask=high_mask, other=0.0)
+    if R < D:
+        to_partner = tl.where(at_low < R // 2, R // 2, -(R // 2))
+        front = low_mask & (at_low < R)
+        if WEIGHT is not None:
+            partner_weight = tl.load(weight + to_partner, mask=front, other=0.0)
     if DEPENDENT:
         start_successor_and_wait()
     low = tl.load(source, mask=low_mask, other=0.0)
     high = tl.load(source + HALF, mask=high_mask, other=0.0)
+    if R < D:
+        partner = tl.load(source + to_partner, mask=front, other=0.0)
+        if WEIGHT is not None:
+            factor = _norm_factor(low, high, eps, D)
+            partner = _scaled(partner, factor, partner_weight, PLUS_ONE)
+            low = _scaled(low, factor, low_weight, PLUS_ONE)
+            high = _scaled(high, factor, high_weight, PLUS_ONE)
+        # Queries are stored where others of the program have read partners.
+        tl.debug_barrier()
+        return _rotate_front(low, partner, COS_SIN, at_token, at_low, low_mask, R), high
     if COS_SIN is not None:
         angle = COS_SIN + at_token * D + at_low
         cos = tl.load(angle, mask=low_mask, other=0.0)
@@ -102,8 +146,8 @@ def _store(
 def _qk_norm_rope_write(
     QKV, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
     k_page, k_head, k_token, v_page, v_head, v_token,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    Q_STEP: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
     PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = (D + 1) // 2
@@ -116,10 +160,10 @@ def _qk_norm_rope_write(
         head = tile * TILE + tl.arange(0, TILE)
         real = (head < HEADS)[:, None]
         low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + head[:, None] * D + dim
+        source = row + head[:, None] * Q_STEP + dim
         low, high = _normed_and_rotated(
-            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
-            DEPENDENT,
+            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, R, HALF,
+            PLUS_ONE, DEPENDENT,
         )  # fmt: skip
         tl.store(source, low, mask=low_mask)
         tl.store(source + HALF, high, mask=high_mask)
@@ -128,10 +172,10 @@ def _qk_norm_rope_write(
         head = (tile - Q_TILES) % KV_TILES * TILE + tl.arange(0, TILE)
         real = (head < KV_HEADS)[:, None]
         low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + (HEADS + head)[:, None] * D + dim
+        source = row + HEADS * Q_STEP + head[:, None] * D + dim
         if tile < Q_TILES + KV_TILES:
             low, high = _normed_and_rotated(
-                source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF,
+                source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, R, HALF,
                 PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
@@ -141,7 +185,7 @@ def _qk_norm_rope_write(
         else:
             source += KV_HEADS * D
             low, high = _normed_and_rotated(
-                source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
+                source, None, None, token, eps, at_low, low_mask, high_mask, D, D, HALF, PLUS_ONE,
                 DEPENDENT,
             )  # fmt: skip
             _store(
@@ -172,6 +216,7 @@ def qk_norm_rope_write(
     slot_mapping: Tensor,
     *,
     heads: int,
+    gated: bool = False,
     cos_sin: Tensor | None = None,
     q_weight: Tensor | None = None,
     k_weight: Tensor | None = None,
@@ -184,9 +229,11 @@ def qk_norm_rope_write(
     """RMSNorm and rope of the queries and keys of a layer's qkv; write its keys and values.
 
     qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
+    gated:    head_dim values, which stay as they are, follow each head's query
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
     slot_mapping: [T] int64; tokens with a negative slot are not stored
-    cos_sin:  [T, head_dim], of `Rope.rows`; None: no rope
+    cos_sin:  [T, head_dim], of `Rope.rows`, or narrower, by at least half: as many values at the
+              front of a head are rotated; None: no rope
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
     plus_one: the norms multiply by their weight + 1
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
@@ -194,14 +241,18 @@ def qk_norm_rope_write(
     """
     tokens, (_, kv_heads, page, head_dim) = len(qkv), k.shape
     fp8 = k.dtype == torch.float8_e4m3fn
-    assert qkv.shape == (tokens, (heads + 2 * kv_heads) * head_dim) and qkv.stride(1) == 1
+    step = head_dim * (2 if gated else 1)  # from a head's query to the next
+    assert qkv.shape == (tokens, heads * step + 2 * kv_heads * head_dim) and qkv.stride(1) == 1
     assert v.shape == k.shape and v.dtype == k.dtype and k.stride(3) == v.stride(3) == 1
     assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
     assert slot_mapping.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
+    rotary = head_dim
     if cos_sin is not None:
-        assert cos_sin.shape == (tokens, head_dim) and cos_sin.is_contiguous()
+        rotary = cos_sin.shape[1]
+        assert len(cos_sin) == tokens and cos_sin.is_contiguous()
+        assert rotary == head_dim or (2 * rotary <= head_dim and rotary % 2 == 0)
         assert head_dim % 2 == 0 and cos_sin.dtype == qkv.dtype
     config = config or qk_norm_rope_config(tokens, head_dim)
     q_tiles = triton.cdiv(heads, config.heads)
@@ -211,10 +262,10 @@ def qk_norm_rope_write(
         _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
             qkv, k, v, slot_mapping, cos_sin, q_weight, k_weight, k_scale, v_scale, eps,
             qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
-            D=head_dim, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
+            D=head_dim, R=rotary, Q_STEP=step, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
             BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
             PLUS_ONE=plus_one,
             # Products are rounded before they are added, in fp32 too.
             num_warps=config.warps, enable_fp_fusion=False, **dependent_launch(qkv.device),
         )  # fmt: skip
-    return qkv[:, : heads * head_dim].view(tokens, heads, head_dim)
+    return qkv[:, : heads * step].unflatten(1, (heads, step))[..., :head_dim]
