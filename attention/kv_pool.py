@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from attention.kv_groups import KVLayout
-from attention.state_pool import StatePool
+from attention.state_pool import StatePool, zeros
 
 FP8 = torch.float8_e4m3fn
 
@@ -93,7 +91,7 @@ class KVPool:
     ) -> KVPool:
         """A zeroed pool; float8_e4m3fn with scales of 1.  layers: how many, or their layout."""
         layout = KVLayout.uniform(layers) if isinstance(layers, int) else layers
-        both = _zeros((layout.depth, pages, kv_heads, 2, page_size, head_dim), dtype, device)
+        both = zeros((layout.depth, pages, kv_heads, 2, page_size, head_dim), dtype, device)
         k, v = both.unbind(3)
         if dtype != FP8:
             return cls(k, v, layout=layout, states=states)
@@ -126,14 +124,3 @@ class KVPool:
         """Of keys and values."""
         tensors = (self.k, self.v, self.k_scale, self.v_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on a CPU from calloc, so that pages no token has reached are never touched.
-
-    `torch.zeros` writes all of it: 2.4 s for 512 MiB on a small virtual machine.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(memory).view(dtype).view(shape)

@@ -31,8 +31,8 @@ class AttentionMetadata:
                   page * page_size + offset in page
     max_seqlen_q  the largest q_len, or an upper bound of it
     decode_rows   number of rows at the front with q_len 1
-    state_slots   [B] int32: where in the StatePool each row's state is, -1 for rows of padding; None:
-                  the model has no layers with states
+    state_slots   [B] int32: where in the StatePool each row's state is, -1 for rows of padding;
+                  None: the model has no layers with states
     """
 
     cu_seqlens_q: Tensor

@@ -11,6 +11,7 @@ from torch import nn
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig
+from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
@@ -112,5 +113,8 @@ def fill_randomly(model: nn.Module) -> None:
         centre = 1.0 if isinstance(module, RMSNorm | LayerNorm) else 0.0
         if isinstance(module, RMSNorm) and module.plus_one:
             centre = 0.0
+        if isinstance(module, DeltaNet):
+            module.fill_randomly()
+            continue
         for name, parameter in module.named_parameters(recurse=False):
             parameter.normal_(centre if name == "weight" else 0.0, 0.02)

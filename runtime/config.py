@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runtime.kv_capacity import KVCapacity
 from runtime.memory_plan import MemoryPlan, remedies, size
@@ -19,11 +20,15 @@ DTypeName = Literal["float32", "bfloat16", "float16"]
 AttentionOption = Literal["auto", "mha", "flash1", "flash2", "batch-invariant"]
 SplitPlanner = Literal["auto", "fa3", "greedy", "stream-k"]
 KVDType = Literal["auto", "fp8_e4m3"]
+StateDType = Literal["auto", "float32", "bfloat16"]
 KVDTypeName = Literal["float32", "bfloat16", "float16", "fp8_e4m3"]
 LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["auto", "fp8"]
 PAGE_SIZES = (16, 32, 64, 128)
 MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: the y of a CUDA grid; more gains no speed
+STATE_SHARE = 0.4  # of the memory for KV and recurrent states, at most, unless --kv-tokens is given
+LEAST_STATES = 2  # a sequence with a grammar has two
+SEQS_OF_A_SPARE_STATE = 8
 LARGE_GPU_BYTES = 32 << 30  # free: then the activations of 8192 tokens are a small part of it
 
 
@@ -41,6 +46,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # batch-invariant: no bit of an answer depends on the batch
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
+    state_dtype: StateDType = "auto"  # of recurrent states; auto: float32
     load_format: LoadFormat = "auto"
     quantization: Quantization = "auto"  # auto: as the checkpoint is stored
     max_model_len: int = 0
@@ -63,6 +69,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     vocab_size: int
     kv_bytes_per_token: int  # of a page: of as many layers as share one
     group_windows: tuple[int, ...] = (0,)  # as in ResolvedConfig
+    state_bytes: int = 0  # of a sequence's recurrent state; 0: the model has none
 
 
 class ResolvedConfig(Struct, frozen=True, kw_only=True):
@@ -86,6 +93,7 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     full_wave_sizes: tuple[int, ...] = ()  # tokens of steps whose GEMMs fill the device
     # Of each group of layers that share pages: the positions that a query sees, 0 for all.
     group_windows: tuple[int, ...] = (0,)
+    num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
     num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
 
     @property
@@ -158,11 +166,16 @@ def resolve(
     max_num_seqs, max_batched_tokens = step_limits(requested, device, memory.free)
     max_len = requested.max_model_len or facts.max_position
     capacity = KVCapacity.of(requested.page_size, facts.group_windows, 1, max_batched_tokens)
+    page_bytes = requested.page_size * facts.kv_bytes_per_token
+    num_states = 0
+    if facts.state_bytes:
+        num_states = _num_states(requested, memory, facts, capacity, page_bytes, max_num_seqs)
+        memory = replace(memory, sequence_states=num_states * facts.state_bytes)
     num_pages = _num_pages(
         requested,
         memory,
         capacity,
-        page_bytes=requested.page_size * facts.kv_bytes_per_token,
+        page_bytes=page_bytes,
         max_len=max_len,
         max_num_seqs=max_num_seqs,
         max_batched_tokens=max_batched_tokens,
@@ -179,12 +192,43 @@ def resolve(
         max_batched_tokens=max_batched_tokens,
         page_size=requested.page_size,
         num_pages=num_pages,
-        prefix_cache=requested.prefix_cache,
+        # A prefix of a sequence's pages is of no use without the state after it.
+        prefix_cache=requested.prefix_cache and not num_states,
         threads=threads,
         seed=requested.seed,
         itl_target_ms=requested.itl_target_ms,
         group_windows=facts.group_windows,
+        num_states=num_states,
     )
+
+
+def _num_states(
+    requested: EngineConfig,
+    memory: MemoryPlan,
+    facts: ModelFacts,
+    capacity: KVCapacity,
+    page_bytes: int,
+    max_num_seqs: int,
+) -> int:
+    """The number of recurrent states, which share the memory with the KV pages.
+
+    One for each sequence that may run, and more for those with a grammar, which have two; but at
+    most STATE_SHARE of the memory.  Raises ConfigError if not even LEAST_STATES fit.
+    """
+    most = max(LEAST_STATES, max_num_seqs + -(-max_num_seqs // SEQS_OF_A_SPARE_STATE))
+    tokens = requested.kv_tokens or requested.max_model_len or 2
+    pages = capacity.pages_of(tokens) * len(capacity.windows)
+    beside_kv = memory.for_kv - pages * page_bytes
+    room = beside_kv if requested.kv_tokens else min(beside_kv, int(memory.for_kv * STATE_SHARE))
+    least = LEAST_STATES * facts.state_bytes
+    if beside_kv < least:
+        raise ConfigError(
+            f"memory: {LEAST_STATES} recurrent states of {size(facts.state_bytes)} and KV for "
+            f"{tokens} tokens take {size(memory.for_kv - beside_kv + least)}: "
+            f"{memory.explain()}: use a larger --gpu-memory, fewer --kv-tokens or a shorter "
+            "--max-model-len, --state-dtype bfloat16 or a smaller model"
+        )
+    return max(LEAST_STATES, min(most, room // facts.state_bytes))
 
 
 def step_limits(requested: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:

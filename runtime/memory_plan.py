@@ -28,31 +28,33 @@ class MemoryPlan(Struct, frozen=True, kw_only=True):
     state: int = 0  # slots, plans and buffers, which persist between steps
     activations: int = 0  # peak of the largest steps, and workspaces
     graphs: int = 0
+    sequence_states: int = 0  # recurrent states of sequences
 
     @property
     def fixed(self) -> int:
         """All but the KV cache."""
-        return self.weights + self.state + self.activations + self.graphs
+        return self.weights + self.state + self.activations + self.graphs + self.sequence_states
 
     @property
     def for_kv(self) -> int:
         return max(0, int(self.free * self.share) - self.fixed)
 
-    def lines(self, kv: int) -> list[tuple[str, int]]:
-        """(name, bytes) for the start report; `kv`: the bytes allocated to the KV cache."""
+    def lines(self, kv: int, states: int = 0) -> list[tuple[str, int]]:
+        """(name, bytes) for the start report; `kv`: the bytes allocated to the KV cache, `states`:
+        to the recurrent states of sequences."""
         parts = [
             ("weights", self.weights),
             ("state", self.state),
             ("activations", self.activations),
         ]
-        parts += [("graphs", self.graphs), ("KV", kv)]
-        parts.append(("unused", self.free - self.fixed - kv))
+        parts += [("graphs", self.graphs), ("KV", kv), ("states", states)]
+        parts.append(("unused", self.free - self.fixed - kv - states))
         return [(name, count) for name, count in parts if count]
 
     def explain(self) -> str:
         """How the memory is divided, for an error message."""
         parts = {"weights": self.weights, "state": self.state, "activations": self.activations}
-        parts["graphs"] = self.graphs
+        parts |= {"graphs": self.graphs, "recurrent states": self.sequence_states}
         taken = [f"less {name} {size(count)}" for name, count in parts.items() if count]
         share = f"--gpu-memory {self.share:g} of {size(self.free)}"
         return f"{', '.join([share, *taken])} leaves {size(self.for_kv)}"

@@ -185,6 +185,7 @@ class Stats(Struct, frozen=True, array_like=True):
     step_predictions: int = 0  # steps whose time was predicted, and
     step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
     group_pages_used: tuple[int, ...] = ()  # of `pages_used`, those of each group of layers
+    states_used: int = 0  # recurrent states of running sequences
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -321,6 +322,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     layers: list[str] = []  # how quantized linear layers run, a line for each kind
     # Of each group of layers that share pages: the positions that a query sees, 0 for all.
     group_windows: tuple[int, ...] = (0,)
+    num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
+    prefix_cache: bool = True  # whether prefixes of prompts are found again
 
     @property
     def kv_capacity(self) -> KVCapacity:
@@ -333,8 +336,9 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
         return self.kv_capacity.tokens(self.num_pages, self.max_model_len)
 
     def capacity_requests(self, length: int) -> float:
-        """Requests of this length that the KV cache holds."""
-        return self.kv_capacity.requests(self.num_pages, length)
+        """Requests of this length that the KV cache holds, and recurrent states."""
+        held = self.kv_capacity.requests(self.num_pages, length)
+        return min(held, self.num_states) if self.num_states else held
 
 
 class EngineDown(Struct, frozen=True, array_like=True, tag="down"):

@@ -16,7 +16,7 @@ class DeltaNetConfig:
 
     layers       indices of these layers; the others have attention
     key_heads    of queries and keys; each serves value_heads / key_heads value heads in order
-    fused        the checkpoint stores the input projections as two tensors, by key head (Qwen3-Next)
+    fused        the checkpoint has two tensors of input projections, by key head (Qwen3-Next)
     """
 
     layers: tuple[int, ...]
@@ -70,9 +70,7 @@ def read_delta_net(fields: Fields, num_layers: int, *, fused: bool) -> DeltaNetC
     ):
         if fields.integer(name, only) != only:
             raise fields.error(name, fields.get(name), f"only {only} is supported")
-    return DeltaNetConfig(
-        layers=layers, key_heads=key_heads, value_heads=value_heads, fused=fused
-    )
+    return DeltaNetConfig(layers=layers, key_heads=key_heads, value_heads=value_heads, fused=fused)
 
 
 def _layer_types(fields: Fields, num_layers: int) -> list[str]:

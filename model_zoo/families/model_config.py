@@ -45,7 +45,9 @@ class ModelConfig:
     embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
     logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
     rotary_dim: int = 0  # values at the front of a head that rope rotates; 0: all
-    attention_gate: bool = False  # attention's output is multiplied by a sigmoid, of the query's size
+    attention_gate: bool = (
+        False  # attention's output is multiplied by a sigmoid, of the query's size
+    )
     delta_net: DeltaNetConfig | None = None  # None: every layer has attention
     skipped_weights: tuple[str, ...] = ()  # of the checkpoint, by the beginning of their names
 

@@ -63,9 +63,7 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         norm_plus_one=True,
         rope=rope,
         rotary_dim=_rotary_dim(fields, head_dim),
-        tie_embeddings=fields.flag(
-            "tie_word_embeddings", outer.flag("tie_word_embeddings", False)
-        ),
+        tie_embeddings=fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", False)),
         qkv_bias=attention_bias,
         out_bias=attention_bias,
         mlp_bias=False,

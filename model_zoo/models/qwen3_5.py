@@ -128,5 +128,3 @@ class Qwen35(Model):
             if isinstance(layer.mlp, MoE):
                 table |= feed_forward_weights(self.config, index, layer.mlp)
         return table
-
-

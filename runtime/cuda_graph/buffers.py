@@ -94,6 +94,8 @@ class HostBlock:
         columns[prepare.START][:count] = batch.starts
         columns[prepare.PAGES_BEFORE][:count] = pages_before
         columns[prepare.SAMPLE_SLOT][:count] = sample_slots
+        if len(batch.state_slots):
+            columns[prepare.STATE_SLOT][:count] = batch.state_slots
         ends, kv_lens = columns[prepare.CU_Q], columns[prepare.KV_LEN][:count]
         ends[0] = 0
         np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")
@@ -105,7 +107,8 @@ class HostBlock:
 
     def _pad(self, count: int) -> None:
         columns = self._columns
-        columns[prepare.SLOT][count:] = columns[prepare.SAMPLE_SLOT][count:] = -1
+        for column in (prepare.SLOT, prepare.SAMPLE_SLOT, prepare.STATE_SLOT):
+            columns[column][count:] = -1
         columns[prepare.KV_LEN][count:] = 0
         columns[prepare.CU_Q][count + 1 :] = columns[prepare.CU_Q][count]
 

@@ -22,9 +22,9 @@ from torch import Tensor
 
 BLOCK = 1024  # tokens or pages a program handles at once
 
-# Columns of the block.  Slots and sample slots of padding rows are -1, its lengths are 0.
-SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q = range(8)
-NUM_COLUMNS = 8
+# Columns of the block.  Slots of all kinds are -1 in rows of padding, lengths are 0.
+SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q, STATE_SLOT = range(9)
+NUM_COLUMNS = 9
 LAST = -1  # in the block's token ids: the slot's last sampled token
 
 

@@ -125,6 +125,7 @@ class GraphStep:
             decode_rows=rows if bucket.row_tokens == 1 else 0,
             q_lens=(bucket.row_tokens if decode else 0,) * rows,
             kv_lens=(0,) * rows,
+            state_slots=self._state_slots(layout),
         )
         return ModelInput(
             tokens=self._tokens[:tokens],
@@ -134,6 +135,12 @@ class GraphStep:
             kv=self.kv,
             backend=self._backend,
         )
+
+    def _state_slots(self, layout: Layout) -> Tensor | None:
+        """Of each row, in models with recurrent states."""
+        if self.kv.states is None:
+            return None
+        return layout.column(self._block, prepare.STATE_SLOT, layout.bucket.rows)
 
 
 def _even(count: int, multiple: int) -> int:

@@ -35,10 +35,10 @@ def build_input(
     numbers = PackedUpload()
     for column in (batch.tokens, positions, row_of_token, ends[1:] - 1, batch.slots):
         numbers.add(column, torch.int64)
-    for column in (kv_lens, ends):
+    for column in (kv_lens, ends, batch.state_slots):
         numbers.add(column, torch.int32)
     _, columns = numbers.send(slots.device)
-    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = columns
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums, states = columns
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
@@ -55,6 +55,7 @@ def build_input(
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),
         kv_lens=tuple(kv_lens.tolist()),
+        state_slots=None if kv.states is None else states,
     )
     return ModelInput(
         tokens=token_ids,

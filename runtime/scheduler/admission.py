@@ -19,7 +19,7 @@ class Admission:
         self.prompt_tokens: int = 0  # computed or cached, of all that were admitted
         self.cached_tokens: int = 0
         self._requests = requests
-        # A sequence that lacked pages, and pool.num_releases then: retried once that has changed.
+        # A sequence that lacked room, and pool.num_releases then: retried once that has changed.
         self._blocked: tuple[Sequence, int] | None = None
 
     def preempt_for_head(self) -> bool:
@@ -41,9 +41,11 @@ class Admission:
         return True
 
     def _lacks_pages(self, head: Sequence) -> bool:
-        """Whether it was refused pages, and those freed since do not suffice either."""
+        """Whether it was refused room, and what was freed since does not suffice either."""
         if self._blocked is None or self._blocked[0] is not head:
             return False
+        if not self._requests.states.has_room(head):
+            return True
         releases = self._requests.pool.num_releases
         return self._blocked[1] == releases or self._claim(head) is None
 
@@ -83,7 +85,7 @@ class Admission:
         except Exception as error:
             requests.finish_failed(sequence, error)
             return False
-        if claim is None:
+        if claim is None or not requests.states.has_room(sequence):
             self._blocked = (sequence, requests.pool.num_releases)
             return False
         requests.admit(sequence, claim)

@@ -18,6 +18,7 @@ LAST = -1  # in Batch.tokens: the token that the device sampled last for this sl
 DRAFT = -2  # in Batch.tokens: one that the device drafted after it
 
 Int64Array = NDArray[np.int64]
+NO_STATES: Int64Array = np.zeros(0, dtype=np.int64)  # never written to
 
 
 class NewRow(Struct, frozen=True):
@@ -48,6 +49,10 @@ class Batch(Struct, frozen=True, eq=False):
     sample: NDArray[np.bool_]
     decode_rows: int  # the first so many rows decode: 1 .. max_tokens_per_row tokens each
     new_rows: list[NewRow]  # their slots are reset to empty page tables
+    # Of models with recurrent states, else empty: that of each row, which the step changes, and
+    # the states that are copied before the step, (from, to).
+    state_slots: Int64Array = NO_STATES
+    state_copies: tuple[tuple[int, int], ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -64,6 +69,7 @@ def make_batch(
     sample: Sequence[bool] = (),
     decode_rows: int = 0,
     new_rows: Sequence[NewRow] = (),
+    state_slots: Sequence[int] = (),
 ) -> Batch:
     """A Batch of plain lists, each converted to an array."""
     columns = (slots, starts, q_lens, tokens, num_new_pages, new_pages)
@@ -73,6 +79,7 @@ def make_batch(
         sample=np.array(sample, dtype=np.bool_),
         decode_rows=decode_rows,
         new_rows=list(new_rows),
+        state_slots=np.array(state_slots, dtype=np.int64),
     )
 
 

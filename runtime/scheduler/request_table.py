@@ -18,6 +18,7 @@ from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
 from runtime.scheduler.kv_pages import Claim, KVPages
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.waiting_queue import WaitingQueue, validation_error
 
 log = logging.getLogger("wavefill.requests")
@@ -43,6 +44,7 @@ class RequestTable:
         # By request id: tokens are left to schedule.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
         self.decoding = DecodeColumns(resolved, vocab_size)
+        self.states = StateSlots(resolved.max_num_seqs, resolved.num_states)
         self.num_background = 0  # sequences of priority BACKGROUND that have a slot
         self.num_preemptions = 0
         self.num_steps = 0
@@ -138,12 +140,13 @@ class RequestTable:
 
     @property
     def full(self) -> bool:
-        """Whether every slot is taken."""
-        return not self._free_slots
+        """Whether every slot is taken, or every recurrent state."""
+        return not self.num_free_slots
 
     @property
     def num_free_slots(self) -> int:
-        return len(self._free_slots)
+        """How many more sequences could run, however few pages there are."""
+        return self.states.room(len(self._free_slots))
 
     def running(self) -> list[Sequence]:
         return [*self.decoding.all(), *self.prefilling.values()]
@@ -154,6 +157,7 @@ class RequestTable:
         sequence.slot = self._free_slots.pop()
         sequence.needs_slot_init = True
         self.kv_pages.take(sequence, claim)
+        self.states.take(sequence)
         if sequence.steps_at_admission is None:
             sequence.steps_at_admission = (self.num_steps, self.num_rows)
         self.prefilling[sequence.request_id] = sequence
@@ -179,15 +183,18 @@ class RequestTable:
         self.num_preemptions += 1
         self.waiting.push(sequence)
 
-    def hold(self, sequence: Sequence) -> None:
+    def hold(self, sequence: Sequence, start: int) -> None:
         """Hold a decoding sequence left out of a step: it keeps its slot and pages, without rows.
 
         The token that the device sampled for it is void, so its newest known token is computed
-        again when it resumes.
+        again when it resumes; in a model with recurrent states, all tokens of the row, which began
+        at position `start`.
         """
         self._stop_decoding(sequence)
+        self.states.undo(sequence)
         sequence.has_unread_row = False
-        sequence.num_computed_tokens = len(sequence.tokens) - 1
+        newest = len(sequence.tokens) - 1
+        sequence.num_computed_tokens = start if self.states.num_states else newest
         sequence.needs_slot_init = True
         sequence.held_since = self.clock()
         self.prefilling[sequence.request_id] = sequence
@@ -219,6 +226,7 @@ class RequestTable:
         else:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND
+        self.states.release(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         self.kv_pages.release_all(sequence)
@@ -234,6 +242,7 @@ class RequestTable:
         assert len(background) == self.num_background
         self.decoding.check_integrity()
         self.waiting.check_integrity()
+        self.states.check_integrity(running)
         self.pool.check_integrity([one.pages.held() for one in running])
         assert sum(one.pages.reserved for one in running) == self.pool.num_reserved
         assert len(running) + self.waiting.count == len(self.live)

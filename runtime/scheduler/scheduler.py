@@ -27,6 +27,7 @@ from runtime.scheduler.chunked_prefill import ChunkBudget, PrefillLoad
 from runtime.scheduler.decode_columns import EMPTY, NO_DECODE_ROWS, DecodeRows
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.step_time import StepLoad, StepTimes
 
 # Constant columns of decode rows, of which every step takes a prefix; they are never written to.
@@ -96,7 +97,7 @@ class Scheduler:
             background_preempted = background_preempted or preempted
             builder = self._step(background_preempted, stuck)
             if builder.num_rows:
-                return builder.build()
+                return builder.build(self.requests.states)
             stuck = builder.lacks_pages and not self.requests.has_step_in_flight
             if stuck:  # prompts alone hold all pages, and none of them has enough for a token
                 self._preempt_lowest()
@@ -205,7 +206,7 @@ class Scheduler:
         decoding = [row for row in rows if row < scheduler_output.batch.decode_rows]
         for row, sequence in scheduler_output.live_rows(self.requests.live, decoding):
             if row in rows:
-                self.requests.hold(sequence)
+                self.requests.hold(sequence, int(scheduler_output.batch.starts[row]))
         return scheduler_output.without_sampling(rows)
 
 
@@ -272,7 +273,7 @@ class BatchBuilder:
             NewRow(sequence.slot, params, sequence.seed, sequence.prompt_len, history)
         )
 
-    def build(self) -> SchedulerOutput:
+    def build(self, states: StateSlots) -> SchedulerOutput:
         decoding, rows = self.decoding, self.decode_rows
         num_new_pages, sample, tokens = ZEROS[:rows], TRUES[:rows], LASTS[:rows]
         if decoding.new_pages:
@@ -283,8 +284,11 @@ class BatchBuilder:
         new_pages = decoding.new_pages + self.new_pages
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
+        slots, state_slots, state_copies = _joined(decoding.slots, self.slots), EMPTY, ()
+        if states.num_states:
+            state_slots, state_copies = states.schedule(slots)
         batch = Batch(
-            slots=_joined(decoding.slots, self.slots),
+            slots=slots,
             starts=_joined(decoding.starts, self.starts),
             q_lens=_joined(decoding.q_lens, self.q_lens),
             tokens=_joined(tokens, self.tokens),
@@ -293,6 +297,8 @@ class BatchBuilder:
             sample=sample,
             decode_rows=rows,
             new_rows=self.new_rows,
+            state_slots=state_slots,
+            state_copies=state_copies,
         )
         load = StepLoad(decoding.num_tokens, len(self.tokens), self.kv_tokens, self.pairs)
         return SchedulerOutput(batch, decoding, self.prefilling, load, [])

@@ -10,7 +10,15 @@ from pathlib import Path
 
 import torch
 
-from runtime.config import ConfigError, DeviceOption, DType, DTypeName, KVDType, KVDTypeName
+from runtime.config import (
+    ConfigError,
+    DeviceOption,
+    DType,
+    DTypeName,
+    KVDType,
+    KVDTypeName,
+    StateDType,
+)
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -67,6 +75,11 @@ def choose_dtype(
 def choose_kv_dtype(requested: KVDType, dtype: DTypeName) -> KVDTypeName:
     """The data type of the KV pages for `--kv-dtype requested`; auto is that of the weights."""
     return dtype if requested == "auto" else requested
+
+
+def choose_state_dtype(requested: StateDType) -> torch.dtype:
+    """The data type of recurrent states for `--state-dtype requested`."""
+    return torch.float32 if requested == "auto" else DTYPES[requested]
 
 
 def _cpu_has_bfloat16() -> bool:

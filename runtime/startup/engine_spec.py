@@ -13,9 +13,11 @@ from torch import nn
 from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
+from attention.state_pool import StatePool
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, read_config
+from model_zoo.layers.delta_net.pool import allocate_states
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.loader import ModelLoader
 from runtime.config import (
@@ -37,6 +39,7 @@ from runtime.startup.device import (
     choose_device,
     choose_dtype,
     choose_kv_dtype,
+    choose_state_dtype,
     choose_threads,
     is_out_of_memory,
     keep_freed_memory,
@@ -93,7 +96,13 @@ class EngineSpec:
         """The configuration with all sizes, for this plan.  Raises ConfigError."""
         resolved = resolve(
             self.requested,
-            facts_of(self.config, self.kv_dtype, self.requested.max_model_len),
+            facts_of(
+                self.config,
+                self.kv_dtype,
+                self.requested.max_model_len,
+                dtype=self.dtype,
+                state_dtype=self.requested.state_dtype,
+            ),
             device="cuda" if self.on_gpu else "cpu",
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
@@ -155,7 +164,8 @@ class EngineSpec:
         windows = {spec.window for spec in self.config.attention_specs}
         return build(self.choice, self.shape, capacity, self.device, windows=tuple(sorted(windows)))
 
-    def kv_pool(self, pages: int, resolved: ResolvedConfig) -> KVPool:
+    def kv_pool(self, pages: int, resolved: ResolvedConfig, states: int = 0) -> KVPool:
+        """With the pool of recurrent states; states: how many, 0 for all that are resolved."""
         return KVPool.allocate(
             layers=layout_of(self.config, self.requested.max_model_len),
             pages=pages,
@@ -163,6 +173,18 @@ class EngineSpec:
             page_size=resolved.page_size,
             head_dim=self.config.head_dim,
             dtype=self.shape.kv_dtype,
+            device=self.device,
+            states=self._state_pool(states or resolved.num_states),
+        )
+
+    def _state_pool(self, states: int) -> StatePool | None:
+        if self.config.delta_net is None:
+            return None
+        return allocate_states(
+            self.config.delta_net,
+            states,
+            dtype=DTYPES[self.dtype],
+            state_dtype=choose_state_dtype(self.requested.state_dtype),
             device=self.device,
         )
 

@@ -31,6 +31,7 @@ from runtime.config import (
     DTypeName,
     EngineConfig,
     KVDTypeName,
+    ModelFacts,
     ResolvedConfig,
     resolve,
     step_limits,
@@ -134,7 +135,7 @@ def resolve_config(
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     return resolve(
         requested,
-        facts_of(config, kv_dtype, requested.max_model_len),
+        _facts(requested, config, target),
         device=target.kind,
         dtype=target.dtype,
         kv_dtype=kv_dtype,
@@ -144,13 +145,23 @@ def resolve_config(
     )
 
 
+def _facts(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> ModelFacts:
+    return facts_of(
+        config,
+        choose_kv_dtype(requested.kv_dtype, target.dtype),
+        requested.max_model_len,
+        dtype=target.dtype,
+        state_dtype=requested.state_dtype,
+    )
+
+
 def report(query: FitQuery) -> str:
     """The fit report as text.  Raises ConfigError, ModelError or UnsupportedAttention."""
     requested = query.config
     config = read_config(Path(requested.model))
     target = target_device(query, config)
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
-    facts = facts_of(config, kv_dtype, requested.max_model_len)
+    facts = _facts(requested, config, target)
     machine = CARD if query.card else Machine.of(choose_device(requested.device))
     choose_attention(requested, config, target.dtype, machine)
     plan = memory_plan(requested, config, target)
@@ -162,9 +173,13 @@ def report(query: FitQuery) -> str:
         raise error
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; all that remains"))
+    states = resolved.num_states * facts.state_bytes
+    if states:
+        each = f"{resolved.num_states} recurrent states of {size(facts.state_bytes)}; exact"
+        parts.append(_line("states", size(states), each))
     if target.kind == "cuda":
-        parts.append(_line("unused", size(plan.free - plan.fixed - kv), ""))
-    lines = [*_head(config, target, requested), *_bar(plan, kv, config, target), *parts]
+        parts.append(_line("unused", size(plan.free - plan.fixed - kv - states), ""))
+    lines = [*_head(config, target, requested), *_bar(plan, kv, states, config, target), *parts]
     lines += _fits(resolved)
     lines += _changes(requested, config, target, resolved)
     if target.kind == "cuda":
@@ -209,7 +224,9 @@ def _checkpoint(query: FitQuery, config: ModelConfig, target: TargetDevice) -> l
     return [_line("checkpoint", size(sum(each.num_bytes for each in found)), f"{note}; exact")]
 
 
-def _bar(plan: MemoryPlan, kv: int, config: ModelConfig, target: TargetDevice) -> list[str]:
+def _bar(
+    plan: MemoryPlan, kv: int, states: int, config: ModelConfig, target: TargetDevice
+) -> list[str]:
     """The memory that is free now, divided; nothing where no person looks at it."""
     width = bar_width()
     if not width:
@@ -219,7 +236,7 @@ def _bar(plan: MemoryPlan, kv: int, config: ModelConfig, target: TargetDevice) -
     if target.kind == "cpu":
         parts.append(("copies", copy_bytes(config, dtype)))
     parts += [("state", plan.state), ("activations", plan.activations), ("graphs", plan.graphs)]
-    parts.append(("KV", kv))
+    parts += [("KV", kv), ("states", states)]
     parts.append((FREE, max(0, target.free - sum(count for _, count in parts))))
     return [memory_bar(parts, width, colour=not os.environ.get("NO_COLOR"))]
 
@@ -245,6 +262,8 @@ def _layers(query: FitQuery, dtype: DTypeName) -> CheckpointLayers:
 def _layer_kinds(config: ModelConfig) -> str:
     counts = Counter(spec.window for spec in config.attention_specs if spec.window)
     windows = [f"{count} with a window of {window:,}" for window, count in sorted(counts.items())]
+    if config.delta_net is not None:
+        windows.insert(0, f"{len(config.delta_net.layers)} of them gated delta nets")
     return ", ".join([f"{config.num_layers} layers", *windows])
 
 
@@ -289,9 +308,10 @@ def _fits(resolved: ResolvedConfig) -> list[str]:
     requests = [
         f"{capacity.requests(pages, length):,.1f} of {length:,}" for length in [*lengths, longest]
     ]
+    running = min(resolved.max_num_seqs, resolved.num_states or resolved.max_num_seqs)
     return [
         f"KV holds {tokens:,} tokens, enough for this many requests: {', '.join(requests)}",
-        f"limits: {longest:,} tokens a request, {resolved.max_num_seqs} running, "
+        f"limits: {longest:,} tokens a request, {running} running, "
         f"{resolved.max_batched_tokens:,} tokens a step",
     ]
 

@@ -134,7 +134,7 @@ def _on_gpu(
         kv = engine_spec.kv_pool(resolved.num_pages, resolved)
     profiler.executor.use(kv)
     timeline.mark("memory")
-    memory = plan.lines(kv.num_bytes)
+    memory = plan.lines(kv.num_bytes, _state_bytes(kv))
     return _LoadedParts(
         loading.model, resolved, profiler.executor, profiler.backend, kv, memory, plan, profiler
     )
@@ -154,6 +154,7 @@ def _on_cpu(
     backend = engine_spec.backend(resolved)
     executor = engine_spec.executor(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
+    memory += [("states", _state_bytes(kv))] if kv.states is not None else []
     return _LoadedParts(loading.model, resolved, executor, backend, kv, memory, plan)
 
 
@@ -180,6 +181,8 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         phases=timeline.phases(),
         layers=describe_layers(parts.model),
         group_windows=resolved.group_windows,
+        num_states=resolved.num_states,
+        prefix_cache=resolved.prefix_cache,
     )
 
 
@@ -200,6 +203,10 @@ def _weight_bytes(model: nn.Module) -> int:
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
     sizes = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     return sum(sizes.values())
+
+
+def _state_bytes(kv: KVPool) -> int:
+    return 0 if kv.states is None else kv.states.num_bytes
 
 
 def _load_kv_scales(kv: KVPool, config: ModelConfig, directory: Path) -> None:

@@ -15,10 +15,10 @@ from model_zoo.config import ModelConfig, ModelError
 from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.registry import build
-from runtime.config import EngineConfig, KVDTypeName, ModelFacts
+from runtime.config import DTypeName, EngineConfig, KVDTypeName, ModelFacts, StateDType
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
-from runtime.startup.device import KV_DTYPES
+from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype
 
 MIB = 2**20
 CPU_KV_BYTES = 4 << 30  # unless --kv-tokens asks for more: other programs need memory, too
@@ -50,12 +50,23 @@ def layout_of(config: ModelConfig, max_model_len: int) -> KVLayout:
         raise ModelError(f"this {config.model_type} model cannot run: {error}") from None
 
 
-def facts_of(config: ModelConfig, kv_dtype: KVDTypeName, max_model_len: int) -> ModelFacts:
+def facts_of(
+    config: ModelConfig,
+    kv_dtype: KVDTypeName,
+    max_model_len: int,
+    *,
+    dtype: DTypeName = "float32",
+    state_dtype: StateDType = "auto",
+) -> ModelFacts:
     """The facts of a model that a memory plan needs; kv_dtype is that of the KV pages.
 
-    max_model_len, and errors, as for layout_of.
+    max_model_len, and errors, as for layout_of.  dtype, state_dtype: of activations, and as
+    requested of recurrent states
     """
-    layout = layout_of(config, max_model_len)
+    layout, state_bytes = layout_of(config, max_model_len), 0
+    if config.delta_net is not None:
+        state = choose_state_dtype(state_dtype)
+        state_bytes = config.delta_net.state_bytes(state.itemsize, DTYPES[dtype].itemsize)
     layer_bytes = 2 * config.num_kv_heads * config.head_dim * KV_DTYPES[kv_dtype].itemsize
     return ModelFacts(
         model_type=config.model_type,
@@ -63,6 +74,7 @@ def facts_of(config: ModelConfig, kv_dtype: KVDTypeName, max_model_len: int) -> 
         vocab_size=config.vocab_size,
         kv_bytes_per_token=layout.depth * layer_bytes,
         group_windows=layout.windows,
+        state_bytes=state_bytes,
     )
 
 
@@ -134,8 +146,12 @@ def estimate(
 
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
-    """Peak bytes of a layer, within its MLP or its attention, and of the logits of all rows."""
+    """Peak bytes of a layer, within its MLP or its mixer, and of the logits of all rows."""
     mlp = config.mlp_values
-    attention = (3 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    each = 2 * config.hidden_size + max(mlp, attention)
+    queries = 4 if config.attention_gate else 3
+    attention = (queries * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    net = 0
+    if config.delta_net is not None:  # projected, convolved, and the output
+        net = 2 * config.delta_net.conv_dim + 2 * config.delta_net.values_size
+    each = 2 * config.hidden_size + max(mlp, attention, net)
     return dtype.itemsize * (tokens * each + rows * config.vocab_size)

@@ -23,7 +23,7 @@ from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
 from runtime.startup.device import free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
-from runtime.startup.warm_up import all_batch_kinds, largest, run
+from runtime.startup.warm_up import WARM_UP_STATES, all_batch_kinds, largest, run
 
 PAGES = 16  # all tokens are stored in the first one; its contents do not matter
 
@@ -37,7 +37,7 @@ class MemoryProfiler:
         self._vocab_size = engine_spec.config.vocab_size
         # Resolved with more KV than there will be, so that no sequence can be longer.
         self._resolved = engine_spec.resolve_config(plan)
-        self._kv = engine_spec.kv_pool(PAGES, self._resolved)
+        self._kv = engine_spec.kv_pool(PAGES, self._resolved, WARM_UP_STATES)
         before = torch.cuda.memory_allocated(self._device)
         self.backend = engine_spec.backend(self._resolved)
         self.executor = engine_spec.executor(model, self._resolved, self._kv, self.backend)
@@ -56,7 +56,8 @@ class MemoryProfiler:
 
     def measure(self) -> MemoryPlan:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""
-        plan, kv = self._plan, self._kv.num_bytes
+        plan, kv, states = self._plan, self._kv.num_bytes, self._kv.states
+        kv += 0 if states is None else states.num_bytes
         _release_cached_memory()
         try:
             self._run_largest(self._resolved.max_batched_tokens)

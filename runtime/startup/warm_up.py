@@ -28,6 +28,7 @@ EVERYTHING = SamplingParams(
 )
 SCORED = SamplingParams(max_tokens=1, temperature=0.0, logprobs=20, prompt_logprobs=20)
 SCORED_TOKENS = 256
+WARM_UP_STATES = 2  # recurrent states, of rows whose answers do not matter
 MAX_PROMPT = 2048  # tokens of a warm-up step: larger ones run the same code
 
 
@@ -101,6 +102,7 @@ def one_prompt(
         sample=[True],
         decode_rows=0,
         new_rows=[_new_row(0, params, prompt or before + tokens)],
+        state_slots=_states(resolved, 1),
     )
 
 
@@ -116,6 +118,7 @@ def decode_rows(resolved: ResolvedConfig, rows: int, params: SamplingParams) -> 
         sample=[True] * rows,
         decode_rows=rows,
         new_rows=[_new_row(slot, params, 1) for slot in range(rows)],
+        state_slots=_states(resolved, rows),
     )
 
 
@@ -132,7 +135,12 @@ def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
         sample=[True, False],
         decode_rows=1,
         new_rows=[_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)],
+        state_slots=_states(resolved, 2),
     )
+
+
+def _states(resolved: ResolvedConfig, rows: int) -> list[int]:
+    return [row % WARM_UP_STATES for row in range(rows)] if resolved.num_states else []
 
 
 def _new_row(slot: int, params: SamplingParams, prompt_len: int) -> NewRow:

@@ -147,8 +147,9 @@ def _qk_norm_rope_write(
     QKV, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
     k_page, k_head, k_token, v_page, v_head, v_token,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
-    Q_STEP: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
-    PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    Q_STEP: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, Q_TILES: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr, PLUS_ONE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = (D + 1) // 2
     KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE

@@ -37,11 +37,13 @@ class RopeCase:
     norm: bool = True
     plus_one: bool = False
     apply_rope: bool = True
+    rotary: int = 0  # values of a head that are rotated; 0: all
+    gated: bool = False
     tokens: int = 5
 
     def make(self, device: str) -> None:
         torch.manual_seed(0)
-        columns = (self.heads + 2 * self.kv_heads) * self.head_dim
+        columns = (self.heads * (1 + self.gated) + 2 * self.kv_heads) * self.head_dim
         wide = torch.randn(self.tokens, columns + 8, dtype=self.dtype, device=device)
         self.qkv = wide[:, :columns]  # rows further apart than they are long
         norms = [RMSNorm(self.head_dim, 1e-6, self.dtype, plus_one=self.plus_one) for _ in range(2)]
@@ -51,7 +53,7 @@ class RopeCase:
         self.cos_sin = None
         if self.apply_rope:
             positions = torch.randint(0, 40_000, (self.tokens,), device=device)
-            rope = Rope(RopeConfig(theta=1e6), self.head_dim).to(device)
+            rope = Rope(RopeConfig(theta=1e6), self.rotary or self.head_dim).to(device)
             self.cos_sin = rope.rows(positions, self.dtype)
         self.slots = torch.randperm(PAGES * self.page)[: self.tokens].to(device)
 
@@ -67,7 +69,9 @@ class RopeCase:
     def expected_heads(self) -> tuple[Tensor, Tensor, Tensor]:
         """q, k, v [T, heads, head_dim] as PyTorch's operations make them."""
         heads = self.qkv.reshape(self.tokens, -1, self.head_dim)
-        q, k, v = heads.split([self.heads, self.kv_heads, self.kv_heads], 1)
+        queries = self.heads * (1 + self.gated)
+        q, k, v = heads.split([queries, self.kv_heads, self.kv_heads], 1)
+        q = q[:, :: 1 + self.gated]
         if self.norm:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.cos_sin is not None:
@@ -77,7 +81,8 @@ class RopeCase:
     def run(self, kv: KVPool, config: QKNormRopeConfig | None = None) -> Tensor:
         k_scale, v_scale = kv.layers[1].k_scale, kv.layers[1].v_scale
         return qk_norm_rope_write(
-            self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, cos_sin=self.cos_sin,
+            self.qkv, kv.k[1], kv.v[1], self.slots, heads=self.heads, gated=self.gated,
+            cos_sin=self.cos_sin,
             q_weight=self.q_norm.weight if self.norm else None,
             k_weight=self.k_norm.weight if self.norm else None,
             eps=1e-6, plus_one=self.plus_one, k_scale=k_scale, v_scale=v_scale, config=config,
@@ -100,6 +105,12 @@ CASES = {
     "narrow heads": RopeCase(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
     "fp32": RopeCase(head_dim=128, heads=6, kv_heads=3),
     "weights plus one": RopeCase(head_dim=256, heads=2, kv_heads=1, plus_one=True),
+    "a quarter rotated, with gates": RopeCase(
+        head_dim=256, heads=6, kv_heads=2, plus_one=True, rotary=64, gated=True, dtype=BF16
+    ),
+    "half rotated, without norm": RopeCase(head_dim=32, rotary=16, norm=False, dtype=FP16),
+    "few rotated": RopeCase(head_dim=96, heads=3, kv_heads=1, rotary=6, page=32),
+    "gates": RopeCase(head_dim=64, gated=True, heads=5),
     "weights plus one in half": RopeCase(head_dim=24, dtype=FP16, plus_one=True),
 }
 
@@ -176,6 +187,17 @@ def test_padding_tokens_are_not_stored(device: str):
     assert torch.equal(case.stored(kv.v), v[real])
     assert (kv.v != UNWRITTEN).sum() <= v[real].numel()
     assert (kv.k != UNWRITTEN).sum() <= v[real].numel()
+
+
+def test_gates_stay_as_they_are(device: str):
+    case = RopeCase(gated=True, rotary=16, heads=3)
+    case.make(device)
+    gates = case.qkv[:, : 6 * case.head_dim].unflatten(1, (3, -1))[..., case.head_dim :]
+    before = gates.clone()
+    queries = case.qkv[:, : case.head_dim].clone()
+    case.run(case.pool(device))
+    assert torch.equal(gates, before)
+    assert not torch.equal(case.qkv[:, : case.head_dim], queries)
 
 
 def test_columns_beyond_the_gemm_stay_as_they_are(device: str):

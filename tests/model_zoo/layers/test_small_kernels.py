@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
+from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -219,6 +220,24 @@ def test_a_row_has_the_same_bits_alone_and_among_others(device: str, size: int):
     add_rms_norm(alone, alone_residual, norm.weight, norm.eps)
     assert torch.equal(alone, x[3:4])
     assert torch.equal(silu_mul(x)[3:4], silu_mul(alone))
+
+
+@pytest.mark.parametrize("heads", [1, 3, 9])
+@pytest.mark.parametrize("chosen", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gate_of_attention_is_a_sigmoid(
+    device: str, dtype: torch.dtype, heads: int, chosen: bool
+):
+    """Of gates between queries, for all tokens or for those of some rows."""
+    torch.manual_seed(4)
+    both = torch.randn(5, heads, 2 * 160, device=device).to(dtype)
+    gates, before = both[..., 160:], both.clone()
+    rows = torch.tensor([4, 0, 2], device=device) if chosen else None
+    x = torch.randn(3 if chosen else 5, heads, 160, device=device).to(dtype)
+    picked = gates if rows is None else gates[rows]
+    expected = (x.float() * picked.float().sigmoid()).to(dtype)
+    torch.testing.assert_close(sigmoid_mul(x, gates, rows), expected, rtol=DIGIT[dtype], atol=1e-7)
+    assert torch.equal(both, before)
 
 
 def test_no_tokens_are_no_error(device: str):

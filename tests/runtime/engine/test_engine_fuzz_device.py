@@ -40,7 +40,7 @@ pytestmark = [
 TOLERANCE = 1e-4  # of scores and vectors, in float32
 
 
-@pytest.fixture(scope="module", params=["qwen3", "qwen2-windows", "gemma3-text"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen2-windows", "gemma3-text", "qwen3.5-text"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp(request.param)
     write_checkpoint(request.param, directory)
@@ -66,6 +66,8 @@ def random_sizes(draw: random.Random, page_sizes: list[int], checkpoint: Path) -
     budget = max(slots, draw.choice([3, 7, 16, 24, 100]))
     windows = windows_of(checkpoint, max_len)
     least = KVCapacity.of(page_size, windows, 1, budget).needed(max_len)
+    has_states = read_config(checkpoint).delta_net is not None
+    states = draw.choice([2, slots + 1, 2 * slots]) if has_states else 0
     return sizes(
         slots=slots,
         budget=budget,
@@ -73,7 +75,8 @@ def random_sizes(draw: random.Random, page_sizes: list[int], checkpoint: Path) -
         group_windows=windows,
         page_size=page_size,
         max_len=max_len,
-        prefix_cache=draw.random() < 0.8,
+        prefix_cache=draw.random() < 0.8 and not states,
+        states=states,
     )
 
 
@@ -208,6 +211,7 @@ class Alone:
         room = sizes(
             slots=1, budget=longest, pages=-(-longest // 16) * len(windows), page_size=16,
             max_len=longest, prefix_cache=False, group_windows=windows,
+            states=2 if resolved.num_states else 0,
         )  # fmt: skip
         self._make = lambda: device_engine(checkpoint, device, room, graph_steps=False)[0]
 
@@ -267,7 +271,7 @@ def test_answers_in_plain_torch_are_those_that_each_request_has_alone(
 def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
     checkpoint: Path, device: str
 ) -> None:
-    few = [175] if "qwen3" in checkpoint.name else [11]  # a preemption each
+    few = [175] if checkpoint.name.startswith("qwen30") else [11]  # a preemption each
     most = seeds(4)  # interpreted steps take a tenth of a second
     preemptions = [
         run_workload(

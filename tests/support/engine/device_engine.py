@@ -24,6 +24,7 @@ from runtime.grammar.manager import GrammarUpdates
 from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 from tests.support.models.loaded_model import load_model
+from tests.support.models.paged_forward import junk_states
 
 POISON = 130  # a token whose embedding is no number: only the request that computes it fails
 
@@ -48,12 +49,13 @@ def sizes(
     max_len: int,
     prefix_cache: bool,
     group_windows: tuple[int, ...] = (0,),
+    states: int = 0,
 ) -> ResolvedConfig:
     return ResolvedConfig(
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention="",
         load_format="auto", max_model_len=max_len, max_num_seqs=slots, max_batched_tokens=budget,
         page_size=page_size, num_pages=pages, prefix_cache=prefix_cache, threads=1, seed=0,
-        group_windows=group_windows,
+        group_windows=group_windows, num_states=states,
     )  # fmt: skip
 
 
@@ -71,7 +73,7 @@ def device_engine(
     kv = KVPool.allocate(
         layers=layout, pages=resolved.num_pages, kv_heads=config.num_kv_heads,
         page_size=resolved.page_size, head_dim=config.head_dim, dtype=torch.float32,
-        device=device,
+        device=device, states=junk_states(config, resolved.num_states, torch.float32, device),
     )  # fmt: skip
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)

@@ -5,6 +5,8 @@ of them.  A row reads every cell that one of its queries sees in each group of l
 lost or aliased cell, or one that was freed too early, is noticed.  The next token is a hash of all
 tokens.
 
+In a model with recurrent states, a state holds all tokens of its sequence as well.
+
 A decode row of several tokens computes drafts after its last token.  Some are the model's own next
 tokens and some are not: the first wrong one and all after it are refused, and leave garbage in
 their cells.
@@ -44,6 +46,7 @@ def resolved(
     prefix_cache: bool = True,
     num_speculative_tokens: int = 0,
     group_windows: tuple[int, ...] = (0,),
+    num_states: int = 0,
 ) -> ResolvedConfig:
     """A configuration as small as a test wants it."""
     return ResolvedConfig(
@@ -63,6 +66,7 @@ def resolved(
         seed=0,
         num_speculative_tokens=num_speculative_tokens,
         group_windows=group_windows,
+        num_states=num_states,
     )
 
 
@@ -133,6 +137,7 @@ class FakeExecutor:
         self._config = config
         self._windows = config.group_windows
         self._cells: list[Cell] = [None] * (config.num_pages * config.page_size)
+        self._states: list[Cell] = [None] * config.num_states
         self._written_by = [-1] * len(self._cells)  # the group that wrote a cell
         self._slots: dict[int, FakeSlot] = {}
         self._queue: deque[Callable[[], None]] = deque()
@@ -192,6 +197,10 @@ class FakeExecutor:
         ]
         assert batch.tokens[: len(row_tokens)] == row_tokens
         assert all(batch.sample[: batch.decode_rows])
+        assert len(batch.state_slots) == (rows if self._states else 0)
+        touched = [*batch.state_slots, *(source for source, _ in batch.state_copies)]
+        assert len(set(touched)) == len(touched), "two rows share a state"
+        assert set(touched) <= set(range(len(self._states)))
         fresh = [row.slot for row in batch.new_rows]
         assert len(set(fresh)) == len(fresh) and set(fresh) <= set(batch.slots)
 
@@ -199,6 +208,8 @@ class FakeExecutor:
         """`unread`: the results of the step before were not read when this one was scheduled."""
         for new in batch.new_rows:
             self._slots[new.slot] = FakeSlot(new, [[] for _ in self._windows])
+        for source, target in batch.state_copies:
+            self._states[target] = self._states[source]
         pages, tokens = iter(batch.new_pages), iter(batch.tokens)
         columns = zip(batch.slots, batch.starts, batch.q_lens, batch.num_new_pages, strict=True)
         spans: list[tuple[FakeSlot, int, int]] = []
@@ -222,11 +233,15 @@ class FakeExecutor:
             slot.last_row_in = number
             spoilt = (number, index) in self.spoils
             known = self._tokens_before(slot, start)
+            if self._states and start:
+                assert self._states[batch.state_slots[row]] == known, "a state of other tokens"
             for position, token in enumerate(row_tokens, start):
                 known = (*known, SPOILT if spoilt else token)
                 for group, cell in enumerate(self._cells_of(slot, position)):
                     self._cells[cell], self._written_by[cell] = known, group
                 slot.computed.append(token)
+            if self._states:
+                self._states[batch.state_slots[row]] = known
             spans.append((slot, start, start + q_len))
         # As on a GPU, all writes of a step come before its reads.
         self._read = [self._seen(*span) for span in spans]

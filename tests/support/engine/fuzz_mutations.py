@@ -23,6 +23,7 @@ from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.scheduler import BatchBuilder, Scheduler, SchedulerOutput
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.sequence_pages import SequencePages
+from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.waiting_queue import WaitingQueue
 
 TABLES: list[RequestTable] = []  # of the engine that runs
@@ -262,16 +263,16 @@ def left_out_row_committed(true: Callable[..., SchedulerOutput]) -> Callable[...
 
 
 def held_slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
-    def hold(self: RequestTable, sequence: Sequence) -> None:
-        true(self, sequence)
+    def hold(self: RequestTable, sequence: Sequence, start: int) -> None:
+        true(self, sequence, start)
         sequence.needs_slot_init = False
 
     return hold
 
 
 def held_token_not_fed_again(true: Callable[..., None]) -> Callable[..., None]:
-    def hold(self: RequestTable, sequence: Sequence) -> None:
-        true(self, sequence)
+    def hold(self: RequestTable, sequence: Sequence, start: int) -> None:
+        true(self, sequence, start)
         sequence.num_computed_tokens += 1
 
     return hold
@@ -416,6 +417,27 @@ def page_named_before_its_last_token_is_computed(true: Callable[..., None]) -> C
     return cache_pages
 
 
+def state_of_a_void_row(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence: None
+
+
+def state_never_released(true: Callable[..., None]) -> Callable[..., None]:
+    def release(self: StateSlots, sequence: Sequence) -> None:
+        free = list(self._free)
+        true(self, sequence)
+        self._free[:] = free
+
+    return release
+
+
+def state_not_copied(true: Callable[..., tuple[object, object]]) -> Callable[..., object]:
+    return lambda self, slots: (true(self, slots)[0], ())
+
+
+def void_tokens_of_a_prompt_in_the_state(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence, start: true(self, sequence, len(sequence.tokens) - 1)
+
+
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "release", released_twice),
     (PagePool, "release", never_released),
@@ -450,6 +472,10 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (Scheduler, "hold_rows", late_mask_not_waited_for),
     (RequestTable, "resume_held", held_for_ever),
     (SchedulerOutput, "without_sampling", left_out_row_committed),
+    (RequestTable, "hold", void_tokens_of_a_prompt_in_the_state),
+    (StateSlots, "undo", state_of_a_void_row),
+    (StateSlots, "release", state_never_released),
+    (StateSlots, "schedule", state_not_copied),
     (RequestTable, "hold", held_slot_not_started_over),
     (RequestTable, "hold", held_token_not_fed_again),
     (runtime.scheduler.request_table, "validation_error", nothing_refused),

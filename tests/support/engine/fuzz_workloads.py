@@ -68,6 +68,8 @@ def sampling_params(draw: st.DrawFn, grammars: bool) -> SamplingParams:
 def workloads(draw: st.DrawFn) -> FuzzWorkload:
     page_size = draw(st.sampled_from([1, 2, 3, 4, 8]))
     windows = draw(st.just((0,)) | st.sampled_from(WINDOWS))
+    # Of models with recurrent states, which have no windows; drafts need a state each.
+    num_states = draw(st.sampled_from([0, 0, 2, 3, 9])) if windows == (0,) else 0
     config = resolved(
         page_size=page_size,
         num_pages=draw(st.integers(3, 10) | st.integers(3, 30)) * len(windows),
@@ -75,8 +77,9 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
         max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
         max_model_len=draw(st.sampled_from([20, 40])),
-        prefix_cache=draw(st.sampled_from([True, True, True, False])),
-        num_speculative_tokens=draw(st.integers(0, 3)),
+        prefix_cache=not num_states and draw(st.sampled_from([True, True, True, False])),
+        num_speculative_tokens=0 if num_states else draw(st.integers(0, 3)),
+        num_states=num_states,
     )
     workload = FuzzWorkload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
     workload.right_drafts = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))

@@ -11,10 +11,26 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
+from attention.state_pool import StatePool
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
+from model_zoo.layers.delta_net.pool import allocate_states
 
 PAGE = 16
+
+
+def junk_states(
+    config: ModelConfig, states: int, dtype: torch.dtype, device: torch.device
+) -> StatePool | None:
+    """Recurrent states, if the model has some, that are no numbers."""
+    if config.delta_net is None:
+        return None
+    pool = allocate_states(
+        config.delta_net, states, dtype=dtype, state_dtype=torch.float32, device=device
+    )
+    pool.conv.fill_(torch.nan)
+    pool.matrix.fill_(torch.nan)
+    return pool
 
 
 class PagedRow:
@@ -32,16 +48,18 @@ class PagedRow:
         self.model = model
         pages = -(-config.max_position // PAGE)
         self.kv = KVPool.allocate(
-            layers=config.num_layers,
+            layers=len(config.attention_layers),
             pages=pages,
             kv_heads=config.num_kv_heads,
             page_size=PAGE,
             head_dim=config.head_dim,
             dtype=dtype,
             device=torch.device(device),
+            states=junk_states(config, 3, dtype, torch.device(device)),
         )
         self.kv.k.fill_(float("nan"))
         self.kv.v.fill_(float("nan"))
+        self.state = torch.tensor([1], dtype=torch.int32, device=device)
         self.table = torch.randperm(pages, dtype=torch.int32)[None].to(device)
         self.backend = backend or ReferenceBackend()
         self.device = device
@@ -62,6 +80,7 @@ class PagedRow:
             decode_rows=int(count == 1),
             q_lens=(count,),
             kv_lens=(end,),
+            state_slots=self.state,
         )
         inp = ModelInput(
             tokens=tokens,

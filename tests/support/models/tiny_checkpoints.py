@@ -28,6 +28,22 @@ GPT2_SHAPE = {
     "eos_token_id": 1,
 }
 GEMMA_SHAPE = {**SHAPE, "tie_word_embeddings": True, "sliding_window": 24}
+HYBRID_SHAPE = {
+    **SHAPE,
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [2, 1, 1],
+        "mrope_interleaved": True,
+    },
+}
+HYBRID_KINDS = ("qwen3.5", "qwen3.5-text", "qwen3.5-moe", "qwen3.5-moe-text", "qwen3-next")
+VISION_KINDS = ("qwen3.5", "qwen3.5-moe")  # whose checkpoints have a vision tower, too
 GEMMA_KINDS = ("gemma2", "gemma3-text", "gemma3")
 MOE_KINDS = ("qwen3-moe", "qwen3-moe-some-layers", "qwen2-moe", "mixtral")
 KINDS = (
@@ -48,6 +64,7 @@ KINDS = (
     "qwen2-windows",
     *MOE_KINDS,
     *GEMMA_KINDS,
+    *HYBRID_KINDS,
 )
 
 
@@ -105,11 +122,52 @@ def _gemma_config(kind: str):
     raise ValueError(kind)
 
 
+def _hybrid_config(kind: str):
+    from transformers import (
+        Qwen3_5Config,
+        Qwen3_5MoeConfig,
+        Qwen3_5MoeTextConfig,
+        Qwen3_5TextConfig,
+        Qwen3NextConfig,
+    )
+
+    experts = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+    experts["shared_expert_intermediate_size"] = 40
+    vision = {
+        "depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 48, "patch_size": 8,
+        "out_hidden_size": 64, "num_position_embeddings": 16,
+    }  # fmt: skip
+    ids = {"image_token_id": 130, "video_token_id": 129}
+    ids |= {"vision_start_token_id": 128, "vision_end_token_id": 127}
+    match kind:
+        case "qwen3.5":  # the last layer, of which only the ends of rows are needed, has a state
+            text = {**HYBRID_SHAPE, "num_hidden_layers": 5, "tie_word_embeddings": True}
+            return Qwen3_5Config(
+                text_config=text, vision_config=vision, tie_word_embeddings=True, **ids
+            )
+        case "qwen3.5-text":
+            heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 6}
+            kinds = ["full_attention", "linear_attention", "linear_attention", "full_attention"]
+            return Qwen3_5TextConfig(**{**HYBRID_SHAPE, **heads, "layer_types": kinds})
+        case "qwen3.5-moe":
+            text = {**HYBRID_SHAPE, **experts}
+            return Qwen3_5MoeConfig(text_config=text, vision_config=vision, **ids)
+        case "qwen3.5-moe-text":
+            return Qwen3_5MoeTextConfig(**HYBRID_SHAPE, **experts, full_attention_interval=2)
+        case "qwen3-next":
+            heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+            layers = {"num_hidden_layers": 4, "mlp_only_layers": [1]}
+            return Qwen3NextConfig(**{**HYBRID_SHAPE, **heads, **layers}, **experts)
+    raise ValueError(kind)
+
+
 def _config(kind: str):
     if kind in MOE_KINDS:
         return _moe_config(kind)
     if kind in GEMMA_KINDS:
         return _gemma_config(kind)
+    if kind in HYBRID_KINDS:
+        return _hybrid_config(kind)
     from transformers import GPT2Config, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
     match kind:
@@ -159,10 +217,11 @@ def _config(kind: str):
 
 def write_checkpoint(kind: str, directory: Path, **save_options: object) -> nn.Module:
     """Write a random checkpoint of `kind` and return transformers' model of it, in float32."""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     torch.manual_seed(KINDS.index(kind))
-    model = AutoModelForCausalLM.from_config(_config(kind)).eval()
+    auto = AutoModelForImageTextToText if kind in VISION_KINDS else AutoModelForCausalLM
+    model = auto.from_config(_config(kind)).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # larger than the usual start: logits far apart
             parameter.add_(torch.randn_like(parameter) * 0.1)

@@ -1,0 +1,120 @@
+"""DeltaNet: a gated delta net with its projections, in the place of attention."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.families.delta_net_config import DeltaNetConfig
+from model_zoo.inputs import ModelInput
+from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
+from model_zoo.layers.delta_net.inputs import DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear_factory import LinearFactory
+
+
+class DeltaNet(nn.Module):
+    """index  of the layer among those with states
+    name   of the block in the checkpoint
+    """
+
+    def __init__(
+        self,
+        config: DeltaNetConfig,
+        *,
+        index: int,
+        name: str,
+        hidden: int,
+        eps: float,
+        linears: LinearFactory,
+    ) -> None:
+        super().__init__()
+        self.config, self.index, self.name, self.eps = config, index, name, eps
+        self.qkvz, self.ba = _projections(config, name, hidden, linears)
+        self.out = linears.linear(config.values_size, {f"{name}.out_proj": hidden}, bias=False)
+
+        def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
+            return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+
+        self.conv = parameter(config.conv_dim, config.conv_width, dtype=linears.dtype)
+        self.a_log = parameter(config.value_heads, dtype=torch.float32)
+        self.dt_bias = parameter(config.value_heads, dtype=torch.float32)
+        self.norm = parameter(config.value_dim, dtype=linears.dtype)
+
+    def add(
+        self,
+        x: Tensor,
+        residual: Tensor,
+        inp: ModelInput,
+        rows: DeltaNetRows,
+        logit_rows: Tensor | None = None,
+    ) -> tuple[Tensor | None, Tensor]:
+        """x, residual [T, hidden] -> (output or None, residual), as Attention.add.
+
+        rows: those of the step, planned
+        """
+        config, pool = self.config, inp.kv.states
+        assert pool is not None, "the KV pool was made without states"
+        qkv, z = self.qkvz(x).split([config.conv_dim, config.values_size], 1)
+        b, a = self.ba(x).split(config.value_heads, 1)
+        mixed = gated_delta_net(
+            qkv,
+            z,
+            b,
+            a,
+            DeltaNetWeights(self.conv, self.a_log, self.dt_bias, self.norm, self.eps),
+            DeltaNetState(pool.conv[self.index], pool.matrix[self.index]),
+            rows,
+        )
+        if logit_rows is not None:
+            mixed = mixed.index_select(0, logit_rows)
+            residual = residual.index_select(0, logit_rows)
+        return self.out.add(mixed, residual)
+
+    @torch.no_grad()
+    def fill_randomly(self) -> None:
+        """The weights outside of its Linears, as of a model before its training."""
+        for parameter in (self.conv, self.a_log, self.dt_bias):
+            parameter.normal_(0.0, 0.02)
+        self.norm.normal_(1.0, 0.02)
+
+    def other_weights(self) -> dict[str, Tensor]:
+        """As Model.other_weights."""
+        return {
+            f"{self.name}.conv1d.weight": self.conv[:, None],
+            f"{self.name}.A_log": self.a_log,
+            f"{self.name}.dt_bias": self.dt_bias,
+            f"{self.name}.norm.weight": self.norm,
+        }
+
+
+def _projections(
+    config: DeltaNetConfig, name: str, hidden: int, linears: LinearFactory
+) -> tuple[Linear, Linear]:
+    """To queries, keys, values and gates, and to b and a."""
+    heads = config.value_heads
+    if not config.fused:
+        qkvz = {f"{name}.in_proj_qkv": config.conv_dim, f"{name}.in_proj_z": config.values_size}
+        ba = {f"{name}.in_proj_b": heads, f"{name}.in_proj_a": heads}
+        return (
+            linears.linear(hidden, qkvz, bias=False),
+            linears.linear(hidden, ba, bias=False),
+        )
+    each = heads // config.key_heads
+    sizes = config.key_dim, config.key_dim, each * config.value_dim, each * config.value_dim
+    return (
+        linears.interleaved(hidden, f"{name}.in_proj_qkvz", sizes, config.key_heads),
+        linears.interleaved(hidden, f"{name}.in_proj_ba", (each, each), config.key_heads),
+    )
+
+
+def delta_net_rows(inp: ModelInput) -> DeltaNetRows:
+    """The rows of a step, planned: once for all layers."""
+    meta = inp.meta
+    assert meta.state_slots is not None
+    return DeltaNetRows(
+        cu_seqlens=meta.cu_seqlens_q,
+        cache_seqlens=meta.cache_seqlens,
+        slots=meta.state_slots,
+        max_tokens=meta.max_seqlen_q,
+    )
