@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_zoo.config import GEMMA, MODEL_TYPES
+from model_zoo.config import GEMMA, MODEL_TYPES, QWEN3_5
 from model_zoo.json_fields import Fields
 from model_zoo.unsupported.reading import Reading, read
 from model_zoo.unsupported.tensor_names import matched, names_of_type
@@ -13,6 +13,7 @@ from model_zoo.unsupported.topics import changes_computation
 # How far a difference makes a model: a field that it must have and has not, one whose value is
 # refused, one that is not known, and a tensor.
 MISSING, REFUSED, UNKNOWN, TENSOR = 3, 2, 1, 1
+LENIENT = {"gemma": GEMMA, "qwen3": QWEN3_5}  # by a part of the name of models near to them
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,9 @@ def find_nearest(text: Fields, found: frozenset[str]) -> Differences:
         shared = text.values.keys() & each.reading.asked
         return not same, each.distance(found), not named, -len(shared), each.model_type != "llama"
 
-    # Gemma has a default for nearly every field, and so nothing would be missing for it.
-    known = MODEL_TYPES if "gemma" in name else tuple(t for t in MODEL_TYPES if t not in GEMMA)
+    # These have a default for nearly every field, and so nothing would be missing for them.
+    lenient = [types for part, types in LENIENT.items() if part not in name]
+    known = tuple(t for t in MODEL_TYPES if not any(t in types for types in lenient))
     return min((_differences(text, found, model_type) for model_type in known), key=rank)
 
 

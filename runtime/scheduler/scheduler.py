@@ -273,7 +273,7 @@ class BatchBuilder:
             NewRow(sequence.slot, params, sequence.seed, sequence.prompt_len, history)
         )
 
-    def build(self, states: StateSlots) -> SchedulerOutput:
+    def build(self, states: StateSlots | None = None) -> SchedulerOutput:
         decoding, rows = self.decoding, self.decode_rows
         num_new_pages, sample, tokens = ZEROS[:rows], TRUES[:rows], LASTS[:rows]
         if decoding.new_pages:
@@ -285,7 +285,7 @@ class BatchBuilder:
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
         slots, state_slots, state_copies = _joined(decoding.slots, self.slots), EMPTY, ()
-        if states.num_states:
+        if states is not None and states.num_states:
             state_slots, state_copies = states.schedule(slots)
         batch = Batch(
             slots=slots,

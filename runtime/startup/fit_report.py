@@ -6,6 +6,7 @@ configuration does not fit.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections import Counter
@@ -305,10 +306,13 @@ def _fits(resolved: ResolvedConfig) -> list[str]:
     longest, capacity, pages = resolved.max_model_len, resolved.kv_capacity, resolved.num_pages
     tokens = capacity.tokens(pages, longest)
     lengths = [length for length in LENGTHS if length < longest]
+    states = resolved.num_states or resolved.max_num_seqs
+    most = resolved.num_states or math.inf
     requests = [
-        f"{capacity.requests(pages, length):,.1f} of {length:,}" for length in [*lengths, longest]
+        f"{min(capacity.requests(pages, length), most):,.1f} of {length:,}"
+        for length in [*lengths, longest]
     ]
-    running = min(resolved.max_num_seqs, resolved.num_states or resolved.max_num_seqs)
+    running = min(resolved.max_num_seqs, states)
     return [
         f"KV holds {tokens:,} tokens, enough for this many requests: {', '.join(requests)}",
         f"limits: {longest:,} tokens a request, {running} running, "

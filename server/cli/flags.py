@@ -68,6 +68,7 @@ ENGINE_FLAGS = {
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
     "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
+    "state_dtype": "type of recurrent states (Qwen3.5, Qwen3-Next); auto: float32",
     "quantization": "auto: run the weights as the checkpoint stores them; fp8: quantize those of "
     "an unquantized checkpoint to 8 bits while they are loaded",
     "load_format": "dummy fills the model with random weights, for benchmarks",

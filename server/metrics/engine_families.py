@@ -43,6 +43,9 @@ class EngineFamilies:
         yield gauge("wavefill_kv_cache_usage_ratio", "Fraction of KV cache pages in use.", usage)
         if ready is not None:
             yield self._pages_used(ready, stats)
+            if ready.num_states:
+                text = "Recurrent states of sequences in use."
+                yield gauge("wavefill_states_used", text, stats.states_used)
         yield from self._states()
         text = "Engines that were started after the first one."
         yield counter("wavefill_engine_restarts", text, self._counts.restarts)
@@ -96,6 +99,9 @@ class EngineFamilies:
         yield gauge("wavefill_model_load_seconds", text, ready.load_seconds)
         text = "Capacity of the KV cache in tokens."
         yield gauge("wavefill_kv_capacity_tokens", text, ready.capacity_tokens)
+        if ready.num_states:
+            text = "Recurrent states that sequences can have."
+            yield gauge("wavefill_states", text, ready.num_states)
         text = "Requests of the maximum length that fit into the KV cache."
         concurrency = ready.capacity_requests(ready.max_model_len)
         yield gauge("wavefill_max_concurrency", text, concurrency)

@@ -101,12 +101,22 @@ attention {ready.attention}
   limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
 playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
     -d '{{"model": "{name}", {prompt}}}'
 """
+
+
+def _states(ready: Ready) -> str:
+    """Of a model with recurrent states: how many sequences can have one, and what that excludes."""
+    if not ready.num_states:
+        return ""
+    return (
+        f"  states  {ready.num_states:,} sequences, those with a grammar count twice | "
+        "no prefix cache\n"
+    )
 
 
 def _requests(ready: Ready) -> str:

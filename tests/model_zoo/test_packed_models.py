@@ -23,7 +23,11 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader, WeightTarget, read_in_turn
 from model_zoo.weight_targets import WeightTargets
-from tests.support.quantization.quantized_models import FORMATS, write_quantized
+from tests.support.quantization.quantized_models import (
+    FORMATS,
+    write_quantized,
+    write_quantized_hybrid,
+)
 
 CPU = torch.device("cpu")
 AWQ = WeightScheme(
@@ -80,6 +84,23 @@ def test_packed_layers_hold_the_numbers_of_the_files(name: str, threads: int, tm
         torch.testing.assert_close(
             unpacked(linear.packed.weight), torch.cat(expected).float(), rtol=1e-5, atol=1e-7
         )
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("name", ["fp8-block", "fp8-channel", "awq", "gptq-zeros", "nvfp4"])
+def test_rows_of_fused_projections_are_put_in_order(name: str, threads: int, tmp_path: Path):
+    """All queries, all keys, all values and all gates, which the files have head after head."""
+    reference = write_quantized_hybrid(tmp_path, name, fused=True).state_dict()
+    model = load_packed(tmp_path, threads=threads)
+    layer = model.layers[0].delta_net
+    assert layer.qkvz.packed is not None and layer.ba.packed is None
+    found = {"qkvz": unpacked(layer.qkvz.packed.weight), "ba": layer.ba.weight.float()}
+    for part, sizes in {"qkvz": [128, 128, 256, 256], "ba": [2, 2]}.items():
+        stored = reference[f"model.layers.0.linear_attn.in_proj_{part}.weight"].float()
+        kinds = stored.unflatten(0, (2, -1)).split(sizes, 1)
+        expected = torch.cat([kind.flatten(0, 1) for kind in kinds])
+        near = {"rtol": 1e-5, "atol": 1e-7} if part == "qkvz" else {"rtol": 1e-2, "atol": 0}
+        torch.testing.assert_close(found[part], expected, **near)
 
 
 def test_fp8_while_loading_packs_every_layer_but_the_head(tmp_path: Path):

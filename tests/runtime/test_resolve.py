@@ -166,3 +166,51 @@ def test_the_lines_of_a_plan_add_up_to_what_was_free() -> None:
     lines = TIGHT.lines(96 * MIB)
     assert [name for name, _ in lines] == ["weights", "activations", "KV", "unused"]
     assert sum(count for _, count in lines) == TIGHT.free
+
+
+HYBRID = msgspec.structs.replace(FACTS, state_bytes=1 << 20)
+
+
+def resolve_hybrid(budget: int, **requested: int) -> ResolvedConfig:
+    return resolve(
+        EngineConfig(model="", **requested),
+        HYBRID,
+        device="cpu",
+        dtype="float32",
+        kv_dtype="float32",
+        attention="mha",
+        memory=MemoryPlan(free=budget, share=1.0),
+        threads=1,
+    )
+
+
+def test_recurrent_states_take_a_part_of_the_memory_and_pages_the_rest() -> None:
+    resolved = resolve_hybrid(20 * 2**20, max_num_seqs=64)
+    assert resolved.num_states == 8  # 40 %
+    assert resolved.num_pages == 12 * 2**20 // (16 * 1024)
+
+
+def test_there_are_no_more_states_than_sequences_can_use() -> None:
+    assert resolve_hybrid(1 << 30, max_num_seqs=16).num_states == 16 + 2
+    assert resolve_hybrid(1 << 30, max_num_seqs=1).num_states == 2
+
+
+def test_kv_tokens_leave_the_rest_to_states() -> None:
+    resolved = resolve_hybrid(9 * 2**20, max_num_seqs=64, kv_tokens=1024)
+    assert (resolved.num_pages, resolved.num_states) == (64, 8)
+
+
+def test_a_long_request_goes_before_states() -> None:
+    resolved = resolve_hybrid(5 * 2**19, max_num_seqs=64, max_model_len=512)
+    assert (resolved.num_states, resolved.max_model_len) == (2, 512)
+
+
+def test_memory_for_fewer_than_two_states_is_refused() -> None:
+    message = r"2 recurrent states of 1.0 MiB and KV for 512 tokens take 2.5 MiB: .* leaves 2.0 MiB"
+    with pytest.raises(ConfigError, match=message):
+        resolve_hybrid(2 << 20, max_model_len=512)
+
+
+def test_a_model_with_states_has_no_prefix_cache() -> None:
+    assert not resolve_hybrid(1 << 30).prefix_cache
+    assert resolve_config().prefix_cache

@@ -24,7 +24,7 @@ from server.cli.model_source import BUILT_IN, CONFIG_ONLY, find_local, resolve_m
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
 FLAGS = (
-    *("device", "dtype", "attention", "kv_dtype", "quantization", "load_format"),
+    *("device", "dtype", "attention", "kv_dtype", "state_dtype", "quantization", "load_format"),
     *("max_model_len", "max_num_seqs", "max_batched_tokens", "page_size", "kv_tokens"),
     "gpu_memory",
 )

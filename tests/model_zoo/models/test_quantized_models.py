@@ -13,7 +13,12 @@ from model_zoo.layers.linear import Linear
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
-from tests.support.quantization.quantized_models import FORMATS, shape_config, write_quantized
+from tests.support.quantization.quantized_models import (
+    FORMATS,
+    shape_config,
+    write_quantized,
+    write_quantized_hybrid,
+)
 
 CPU = torch.device("cpu")
 
@@ -27,6 +32,24 @@ def test_logits_on_a_cpu_are_those_of_the_dequantized_weights(name: str, tmp_pat
     with torch.inference_mode():
         expected = reference(tokens[None]).logits[0]
     logits = PagedRow(model, config, torch.float32).feed(tokens)
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize(
+    "name", ["fp8-block", "fp8-tensor", "awq", "gptq", "int4-g32-zeros", "nvfp4"]
+)
+def test_logits_of_gated_delta_nets_are_those_of_the_dequantized_weights(
+    name: str, fused: bool, tmp_path: Path
+):
+    """The rows of fused projections are put in order, with their scales."""
+    reference = write_quantized_hybrid(tmp_path, name, fused=fused)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
+    tokens = torch.randint(config.vocab_size, (40,))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0]
+    logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, [30, 31])
     assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 

@@ -67,14 +67,9 @@ EXPECTED: dict[str, tuple[str, tuple[str, ...]]] = {
     "seed_oss": ("llama", (f"missing tensors of llama: {LAYER}self_attn.o_proj.bias",)),
     "smollm3": ("llama", ("layers of several kinds", "`no_rope_layers` [1, 1]")),
     "starcoder2": ("qwen2", ('`hidden_act` "gelu_pytorch_tanh"', LAYER + "mlp.{c_fc,c_proj}")),
-    "qwen3_5": (
+    "olmo_hybrid": (
         "qwen3",
-        (
-            '(`text_config`, "qwen3_5_text")',
-            "linear attention (`linear_num_key_heads` 2",
-            "`rope_parameters.partial_rotary_factor` 0.25",
-            LAYER + "linear_attn.",
-        ),
+        ("linear attention (`linear_num_key_heads` 2", LAYER + "linear_attn.A_log"),
     ),
     "mistral3": ("mistral", ('"mistral")', "mistral has the same names", "text model alone")),
     "llava": ("llama", ('"llama")', "llama has the same names", "text model alone, a llama")),

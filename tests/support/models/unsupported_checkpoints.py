@@ -60,6 +60,7 @@ TEXTS: dict[str, dict[str, Any]] = {
     "mamba": {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2},
     "nemotron": TEXT,
     "olmo2": TEXT,
+    "olmo_hybrid": TEXT | LINEAR,
     "phi3": TEXT,
     "seed_oss": TEXT | {"head_dim": 8},
     "smollm3": TEXT,
@@ -73,13 +74,6 @@ VISION: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-QWEN_VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 16,
-    "depth": 1,
-    "num_heads": 2,
-    "out_hidden_size": 32,
-}
 # Models that also see, with the text model nested in `text_config`.
 WITH_VISION: dict[str, dict[str, Any]] = {
     "llava": {
@@ -90,7 +84,6 @@ WITH_VISION: dict[str, dict[str, Any]] = {
         "text_config": TEXT | {"model_type": "mistral", "head_dim": 8},
         "vision_config": VISION | {"model_type": "pixtral"},
     },
-    "qwen3_5": {"text_config": TEXT | LINEAR, "vision_config": QWEN_VISION},
 }
 
 

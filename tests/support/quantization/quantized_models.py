@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from model_zoo.quantization.readers.tensor_spec import tensor_name
 from tests.support.quantization import stored_linears as stored
 from tests.support.quantization.stored_linears import StoredLinear
 
+# Of a model with gated delta nets, as published repositories leave them.
+UNQUANTIZED = (".in_proj_a", ".in_proj_b", ".in_proj_ba", ".shared_expert_gate")
 Writer = Callable[[Generator, int, int], StoredLinear]
 FORMATS: dict[str, Writer] = {
     "fp8-block": stored.fp8,
@@ -86,6 +89,37 @@ def moe_config():
     )
 
 
+def hybrid_config(*, fused: bool):
+    """Qwen3-Next, whose projections are fused, or the text model of Qwen3.5 with experts."""
+    from transformers import Qwen3_5MoeTextConfig, Qwen3NextConfig
+
+    shape: dict[str, Any] = {
+        "vocab_size": 131,
+        "hidden_size": 256,
+        "moe_intermediate_size": 128,
+        "shared_expert_intermediate_size": 128,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        "bos_token_id": 0,
+    }
+    return Qwen3NextConfig(**shape) if fused else Qwen3_5MoeTextConfig(**shape)
+
+
+def write_quantized_hybrid(directory: Path, name: str, *, fused: bool) -> nn.Module:
+    """The same of a model with gated delta nets; what is small there is not quantized."""
+    return _write(directory, name, hybrid_config(fused=fused), UNQUANTIZED)
+
+
 def write_quantized(directory: Path, name: str) -> nn.Module:
     """Write a checkpoint of a format of FORMATS; transformers' model of it, in float32."""
     return _write(directory, name, shape_config())
@@ -96,7 +130,10 @@ def write_quantized_experts(directory: Path, name: str) -> nn.Module:
     return _write(directory, name, moe_config())
 
 
-def _write(directory: Path, name: str, config: PretrainedConfig) -> nn.Module:
+def _write(
+    directory: Path, name: str, config: PretrainedConfig, unquantized: tuple[str, ...] = ()
+) -> nn.Module:
+    """unquantized: the ends of the names of further layers that are not quantized"""
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
@@ -105,6 +142,8 @@ def _write(directory: Path, name: str, config: PretrainedConfig) -> nn.Module:
     tensors = {name: value for name, value in model.state_dict().items()}
     quantization: dict[str, object] = {}
     for module_name, place in _linears(model):
+        if module_name.endswith(unquantized):
+            continue
         write = FORMATS[name]
         outputs, inputs = place.shape
         if name == "gptq-act-order":
