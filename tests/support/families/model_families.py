@@ -46,6 +46,10 @@ FAMILIES = {
         "qwen3_coder", None, CHATML, THINKS[2:], "<|im_end|>",
         ("<|im_end|>",), ("<|im_end|>", "<|endoftext|>"), ("<|im_end|>", "<|endoftext|>"),
     ),
+    "qwen35": Family(
+        "qwen3_coder", "think", CHATML, THINKS, "<|im_end|>",
+        ("<|endoftext|>",), ("<|im_end|>", "<|endoftext|>"), ("<|im_end|>", "<|endoftext|>"),
+    ),
     "qwen2_moe": Family(
         None, None, CHATML, (), "<|im_end|>",
         ("<|endoftext|>",), ("<|im_end|>", "<|endoftext|>"), ("<|im_end|>", "<|endoftext|>"),
