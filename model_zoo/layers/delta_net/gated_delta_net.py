@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from model_zoo.layers.delta_net.inputs import CHUNK, DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.delta_net.inputs import (
+    CHUNK,
+    MOST_TOKENS,
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+)
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 
 
@@ -29,7 +38,52 @@ def gated_delta_net(
     after those of all rows are padding: their output is zero, and they change nothing.
     """
     _check(qkv, z, b, a, weights, state, rows)
+    if fused_kernels.use_fused_kernels(qkv.device):
+        return _by_kernels(qkv, z, b, a, weights, state, rows)
     return gated_delta_net_reference(qkv, z, b, a, weights, state, rows)
+
+
+def plan_rows(rows: DeltaNetRows, num_tokens: int) -> DeltaNetRows:
+    """The rows with what all layers of a step share: call it once a step, before the first layer.
+
+    num_tokens: of the step, padding included.  On a CPU, and for rows of few tokens, it is nothing.
+    """
+    if rows.max_tokens <= MOST_TOKENS or not fused_kernels.use_fused_kernels(rows.slots.device):
+        return rows
+    from model_zoo.layers.delta_net.chunk_plan import plan_chunks
+
+    return replace(rows, chunks=plan_chunks(rows.cu_seqlens, rows.cache_seqlens, num_tokens))
+
+
+def _by_kernels(
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+) -> Tensor:
+    """One launch for rows of few tokens; if max_tokens says that there may be others, four more.
+
+    Which kernel has a row depends on its number of tokens, read on the device.
+    """
+    from model_zoo.layers.delta_net.decode import delta_net_decode
+    from model_zoo.layers.delta_net.prompts import delta_net_prompts
+
+    dims = state.state.shape[2:]
+    if any(dim < 16 or dim > 128 or dim & (dim - 1) for dim in dims):
+        raise ValueError(
+            f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: a GPU "
+            "takes powers of two from 16 to 128, a CPU takes any"
+        )
+    out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
+    delta_net_decode(qkv, z, b, a, weights, state, rows, out)
+    if rows.max_tokens > MOST_TOKENS:
+        chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
+        assert chunks is not None
+        delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out)
+    return out
 
 
 def _check(
@@ -57,4 +111,7 @@ def _check(
     assert rows.cache_seqlens.shape == (rows.num_rows,)
     assert rows.cu_seqlens.dtype == rows.cache_seqlens.dtype == torch.int32
     if rows.snapshots is not None:
-        assert rows.snapshots.every % CHUNK == 0 and len(rows.snapshots.slots) == rows.num_rows
+        most = -(-rows.max_tokens // rows.snapshots.every)  # borders that a row can reach
+        assert rows.snapshots.every % CHUNK == 0 and rows.snapshots.slots.dtype == torch.int32
+        assert rows.snapshots.slots.shape[0] == rows.num_rows
+        assert rows.snapshots.slots.shape[1] >= most and rows.snapshots.slots.stride(1) == 1

@@ -1,0 +1,107 @@
+"""What the kernels share: the convolution, and the gates, of any tile of tokens and channels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _vector(x, like):
+    """x [C] as a row of a tile, or as it is where `like` is no tile."""
+    if len(like.shape) == 2:
+        return x[None, :]
+    else:
+        return x
+
+
+@triton.jit
+def convolved(
+    QKV, CONV, WEIGHT, token, begin, channel, has_old, qkv_row, tap_channel, tap, K: tl.constexpr
+):
+    """silu of the causal convolution at `token`, a scalar or [T, 1], of `channel` [C], in float32.
+
+    CONV     of the sequence's slot: inputs before its row's first token, `begin`
+    tap_channel, tap  strides of WEIGHT [conv_dim, K]
+    has_old  whether they are needed: the sequence has some, and `token` is near its row's first.
+             Otherwise inputs before `begin` count as zeros
+
+    Products are added from the oldest input to the newest, wherever inputs come from, so that a
+    row which is cut gets the same bits.  Weights are loaded as vectors: a tile's layout is that of
+    the inputs then.
+    """
+    total = tl.zeros_like(token + _vector(channel, token)).to(tl.float32)
+    weight = WEIGHT + channel * tap_channel
+    if has_old:
+        for place in tl.static_range(K - 1):
+            older = tl.zeros_like(channel).to(tl.float32)
+            for j in tl.static_range(K - 1 - place):
+                x = tl.load(CONV + channel * (K - 1) + place + j).to(tl.float32)
+                older += tl.load(weight + j * tap).to(tl.float32) * x
+            total = tl.where(token == begin + place, _vector(older, token), total)
+    for j in tl.static_range(K):
+        at = token + (j - (K - 1))
+        source = QKV + at.to(tl.int64) * qkv_row + _vector(channel, token)
+        x = tl.load(source, mask=at >= begin, other=0.0).to(tl.float32)
+        total += _vector(tl.load(weight + j * tap).to(tl.float32), token) * x
+    return silu(total)
+
+
+@triton.jit
+def last_inputs(
+    QKV, CONV, end, begin, channel, continued, qkv_row, K: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """[channels, COLUMNS]: the last K - 1 inputs of `channel` before token `end`, oldest first."""
+    at = tl.arange(0, COLUMNS)[None, :] + (end - (K - 1))
+    real = tl.arange(0, COLUMNS)[None, :] < K - 1
+    channel = channel[:, None]
+    is_new = (at >= begin) & real
+    new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=is_new, other=0.0)
+    is_old = (at < begin) & real & continued
+    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
+    return tl.where(at >= begin, new, old)
+
+
+@triton.jit
+def store_inputs(CONV, inputs, channel, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store what last_inputs returned in a slot."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = CONV + channel[:, None] * (K - 1) + column
+    tl.store(at, inputs, mask=column < K - 1)
+
+
+@triton.jit
+def copy_inputs(
+    QKV, CONV, TARGET, end, begin, continued, head, part, qkv_row, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The last inputs before token `end` to the slot TARGET: those of BLOCK_V columns of a value
+    head, and those of its key head if the part is the first one of that."""
+    value = 2 * HK * DK + head * DV + part * BLOCK_V + tl.arange(0, BLOCK_V)
+    inputs = last_inputs(QKV, CONV, end, begin, value, continued, qkv_row, K, COLUMNS)
+    store_inputs(TARGET, inputs, value, K, COLUMNS)
+    if (head % (HV // HK) == 0) & (part == 0):
+        for first in tl.static_range(2):
+            key = first * HK * DK + head // (HV // HK) * DK + tl.arange(0, DK)
+            shared = last_inputs(QKV, CONV, end, begin, key, continued, qkv_row, K, COLUMNS)
+            store_inputs(TARGET, shared, key, K, COLUMNS)
+
+
+@triton.jit
+def step_size(B):
+    """beta of b, in float32."""
+    return 1.0 / (1.0 + tl.exp(-B.to(tl.float32)))
+
+
+@triton.jit
+def log_decay(A, a_log, dt_bias):
+    """g of a, in float32: -exp(A_log) softplus(a + dt_bias)."""
+    x = A.to(tl.float32) + dt_bias.to(tl.float32)
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return -tl.exp(a_log.to(tl.float32)) * softplus
