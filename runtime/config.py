@@ -26,6 +26,8 @@ LoadFormat = Literal["auto", "dummy"]
 Quantization = Literal["auto", "fp8"]
 PAGE_SIZES = (16, 32, 64, 128)
 MAX_SEQS, MAX_TOKENS = 65535, 1 << 20  # of a step: the y of a CUDA grid; more gains no speed
+SNAPSHOT_UNIT = 64  # as many tokens as kernels for prompts handle at once
+DEFAULT_SNAPSHOT_BYTES: dict[DeviceName, int] = {"cpu": 1 << 30, "cuda": 4 << 30}
 STATE_SHARE = 0.4  # of the memory for KV and recurrent states, at most, unless --kv-tokens is given
 LEAST_STATES = 2  # a sequence with a grammar has two
 SEQS_OF_A_SPARE_STATE = 8
@@ -46,6 +48,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # batch-invariant: no bit of an answer depends on the batch
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
+    snapshot_every: int = 4096  # tokens of a prompt between two snapshots of recurrent states
+    snapshot_bytes: int = 0  # of host memory for them
     state_dtype: StateDType = "auto"  # of recurrent states; auto: float32
     load_format: LoadFormat = "auto"
     quantization: Quantization = "auto"  # auto: as the checkpoint is stored
@@ -93,6 +97,8 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     full_wave_sizes: tuple[int, ...] = ()  # tokens of steps whose GEMMs fill the device
     # Of each group of layers that share pages: the positions that a query sees, 0 for all.
     group_windows: tuple[int, ...] = (0,)
+    num_snapshots: int = 0  # of recurrent states, in host memory
+    snapshot_every: int = 4096  # tokens of a prompt from one of them to the next
     num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
     num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
 
@@ -139,6 +145,11 @@ def check(
             f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
             f"{max_rows} sequences a step: lower it, or use --attention flash1, which plans none"
         )
+    if requested.snapshot_every < SNAPSHOT_UNIT:
+        raise ConfigError(
+            f"--snapshot-every {requested.snapshot_every}: at least {SNAPSHOT_UNIT} tokens lie "
+            "between two snapshots: raise it, or use --no-prefix-cache, which takes none"
+        )
     if requested.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
     if requested.max_model_len > facts.max_position:
@@ -167,8 +178,11 @@ def resolve(
     max_len = requested.max_model_len or facts.max_position
     capacity = KVCapacity.of(requested.page_size, facts.group_windows, 1, max_batched_tokens)
     page_bytes = requested.page_size * facts.kv_bytes_per_token
-    num_states = 0
+    num_states, num_snapshots, unit = 0, 0, max(SNAPSHOT_UNIT, requested.page_size)
     if facts.state_bytes:
+        if requested.prefix_cache:
+            wanted = requested.snapshot_bytes or DEFAULT_SNAPSHOT_BYTES[device]
+            num_snapshots = wanted // facts.state_bytes
         num_states = _num_states(requested, memory, facts, capacity, page_bytes, max_num_seqs)
         memory = replace(memory, sequence_states=num_states * facts.state_bytes)
     num_pages = _num_pages(
@@ -192,13 +206,15 @@ def resolve(
         max_batched_tokens=max_batched_tokens,
         page_size=requested.page_size,
         num_pages=num_pages,
-        # A prefix of a sequence's pages is of no use without the state after it.
-        prefix_cache=requested.prefix_cache and not num_states,
+        # A prefix of a sequence's pages is of no use without a snapshot of the state after it.
+        prefix_cache=requested.prefix_cache and (not num_states or num_snapshots > 0),
         threads=threads,
         seed=requested.seed,
         itl_target_ms=requested.itl_target_ms,
         group_windows=facts.group_windows,
         num_states=num_states,
+        num_snapshots=num_snapshots,
+        snapshot_every=-(-requested.snapshot_every // unit) * unit,
     )
 
 

@@ -24,6 +24,7 @@ from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
+from runtime.executor.state_store import StateStore
 from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch
@@ -53,6 +54,7 @@ class GraphExecutor:
         self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device, groups)
         self._sampler = KernelSampler(vocab_size, self._slots.last_token)
         self._prompts = PromptOutputs()
+        self._states = StateStore()
         self._buckets = Buckets(max_rows, resolved.max_batched_tokens)
         self._buffers = StepBuffers(self._buckets.largest, device, groups)
         self._step = GraphStep(
@@ -156,8 +158,7 @@ class GraphExecutor:
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        if self._step.kv.states is not None:
-            self._step.kv.states.copy(batch.state_copies)
+        self._states.copy(batch, self._step.kv)
         sample_slots, self._deferred = self._sampler.partition(batch.slots, batch.sample)
         self._buffers.send(
             launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state

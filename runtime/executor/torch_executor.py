@@ -17,6 +17,7 @@ from runtime.executor.pending import DevicePendingOutput, PrefillCheck
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
+from runtime.executor.state_store import StateStore
 from runtime.executor.transfers import upload
 from runtime.messages import GraphCounts
 from runtime.sampling.sampler import Sampler, SamplerOutput
@@ -46,6 +47,7 @@ class TorchExecutor:
         )
         self._sampler = choose_sampler(vocab_size, self._slots)
         self._prompts = PromptOutputs()
+        self._states = StateStore()
         self._check: PrefillCheck | None = None
         self._logits: Tensor | None = None  # [R, vocab] of the rows that sample
         self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # these rows
@@ -70,8 +72,7 @@ class TorchExecutor:
     def forward(self, batch: Batch) -> None:
         """Store the batch's keys and values; compute the logits of rows that sample."""
         self._slots.append_pages(batch, self._slots.count_pages(batch))
-        if self._kv.states is not None:
-            self._kv.states.copy(batch.state_copies)
+        self._states.copy(batch, self._kv)
         self._sampler.reset(batch.new_rows)
         for row in batch.new_rows:
             self._prompts.reset(row)

@@ -49,9 +49,13 @@ class Batch(Struct, frozen=True, eq=False):
     sample: NDArray[np.bool_]
     decode_rows: int  # the first so many rows decode: 1 .. max_tokens_per_row tokens each
     new_rows: list[NewRow]  # their slots are reset to empty page tables
-    # Of models with recurrent states, else empty: that of each row, which the step changes, and
-    # the states that are copied before the step, (from, to).
+    # Of models with recurrent states, else empty: that of each row, which the step changes.  Before
+    # the step are copied, in this order: pages, states to snapshots, snapshots to states, states to
+    # states, each (from, to).
     state_slots: Int64Array = NO_STATES
+    page_copies: tuple[tuple[int, int], ...] = ()
+    state_saves: tuple[tuple[int, int], ...] = ()
+    state_loads: tuple[tuple[int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
 
     @property

@@ -160,6 +160,7 @@ class Committer:
         if row >= batch.decode_rows:
             start, end = int(batch.starts[row]), int(batch.starts[row] + batch.q_lens[row])
         self._cache_pages(sequence, start, end)
+        self._requests.snapshots.publish(sequence, end)
         if self._has_windows:
             self._release_behind_window(sequence, end)
         if not batch.sample[row]:

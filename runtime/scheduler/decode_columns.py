@@ -147,6 +147,10 @@ class DecodeColumns:
         self._all_requests = None
         self.slots = self.slots[self.slots != slot]
 
+    def num_computed_tokens(self, sequence: Sequence) -> int:
+        """Positions that are written or queued to be."""
+        return int(self._num_computed_tokens[sequence.slot])
+
     def flush_tokens(self, sequence: Sequence) -> None:
         """Append to its `tokens` those that are only in the arrays."""
         missing = int(self.known[sequence.slot]) - len(sequence.tokens)

@@ -16,6 +16,7 @@ from runtime.scheduler.page_pool import PagePool
 from runtime.scheduler.prefix_hit import first_seen_page, longest_hit
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.sequence_pages import NO_PAGE, SequencePages
+from runtime.scheduler.states.snapshots import SnapshotHit, StateSnapshots
 
 
 class Claim(NamedTuple):
@@ -24,10 +25,12 @@ class Claim(NamedTuple):
     num_cached: int  # pages of its prefix that are cached
     pages: SequencePages  # the cached ones, without a reference yet
     missing: int  # pages to allocate at once, of each group without a window
+    snapshot: SnapshotHit | None = None  # of the recurrent state after the prefix
 
 
 class KVPages:
-    def __init__(self, resolved: ResolvedConfig) -> None:
+    def __init__(self, resolved: ResolvedConfig, snapshots: StateSnapshots) -> None:
+        """snapshots: in a model with recurrent states, a prefix is a hit where there is one."""
         self.pool = PagePool(resolved.num_pages, resolved.num_groups)
         self.capacity = resolved.kv_capacity
         self._windows, self._page_size = resolved.group_windows, resolved.page_size
@@ -35,6 +38,7 @@ class KVPages:
         self._full = [group for group, window in enumerate(self._windows) if not window]
         self._with_window = [group for group, window in enumerate(self._windows) if window]
         self._prefix_cache = resolved.prefix_cache
+        self._snapshots, self._has_states = snapshots, resolved.num_states > 0
 
     def empty(self) -> SequencePages:
         return SequencePages(self.num_groups)
@@ -45,11 +49,15 @@ class KVPages:
         """What the sequence can have now, with `spare` pages left; None if that is too little."""
         size, known = self._page_size, len(sequence.tokens)
         total, cached, pages = self.capacity.pages_of(known), 0, self.empty()
+        snapshot: SnapshotHit | None = None
         if self._prefix_cache and sequence.may_use_prefix_cache:
             hashes = sequence.hash_pages(size)
             # At least one token is computed: without it there would be no logits to sample from.
             usable = hashes[: (known - 1) // size]
             cached = longest_hit(self.pool, usable, self._windows, size)
+            if self._has_states:
+                snapshot = self._snapshots.find(sequence, cached, self.pool)
+                cached = 0 if snapshot is None else snapshot.position // size
             for group, window in enumerate(self._windows):
                 first = first_seen_page(cached * size, window, size)
                 hits = self.pool.found(group, hashes[first:cached])
@@ -63,7 +71,7 @@ class KVPages:
         needed = missing * len(self._full) + pages.reserved + self.pool.count_free(pages.held())
         if needed + spare > self.pool.num_available:
             return None
-        return Claim(cached, pages, missing)
+        return Claim(cached, pages, missing, snapshot)
 
     def take(self, sequence: Sequence, claim: Claim) -> None:
         """Give the sequence what it has claimed, before anything else changes."""
@@ -73,6 +81,8 @@ class KVPages:
             claim.pages.tables[group] += self.pool.allocate(claim.missing, group)
         sequence.pages = claim.pages
         sequence.num_computed_tokens = claim.num_cached * self._page_size
+        if claim.snapshot is not None:
+            sequence.num_computed_tokens = claim.snapshot.position
 
     # Decoding.
 

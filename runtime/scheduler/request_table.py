@@ -18,6 +18,7 @@ from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
 from runtime.scheduler.kv_pages import Claim, KVPages
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.snapshots import StateSnapshots
 from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.waiting_queue import WaitingQueue, validation_error
 
@@ -36,7 +37,8 @@ class RequestTable:
         self.resolved = resolved
         self.vocab_size = vocab_size
         self.clock = clock
-        self.kv_pages = KVPages(resolved)
+        self.snapshots = StateSnapshots(resolved)
+        self.kv_pages = KVPages(resolved, self.snapshots)
         self.pool = self.kv_pages.pool
         self.mix = RequestMix()
         self.live: dict[int, Sequence] = {}  # by request id: those that wait or have a slot
@@ -114,6 +116,8 @@ class RequestTable:
         if sequence.slot < 0:
             self.waiting.mark_finished(sequence)
         else:
+            if output.finish in ("stop", "length"):
+                self._keep_state(sequence)
             self._free_slot(sequence)
 
     def finish_failed(self, sequence: Sequence, error: Exception) -> None:
@@ -158,6 +162,9 @@ class RequestTable:
         sequence.needs_slot_init = True
         self.kv_pages.take(sequence, claim)
         self.states.take(sequence)
+        sequence.snapshot_at = 0
+        if claim.snapshot is not None:
+            self.snapshots.load(claim.snapshot, self.states.of(sequence), sequence)
         if sequence.steps_at_admission is None:
             sequence.steps_at_admission = (self.num_steps, self.num_rows)
         self.prefilling[sequence.request_id] = sequence
@@ -175,7 +182,11 @@ class RequestTable:
         self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens, -1)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Free its slot and pages; it waits at its old priority and is recomputed later."""
+        """Free its slot and pages; it waits at its old priority and is recomputed later.
+
+        What of them is found again then, as of any prefix, is not computed again.
+        """
+        self._keep_state(sequence)
         self._free_slot(sequence)
         sequence.num_computed_tokens = 0
         sequence.preemptions += 1
@@ -219,6 +230,13 @@ class RequestTable:
     def lowest_priority(self) -> Sequence:
         return max(self.running(), key=lambda sequence: sequence.priority_key)
 
+    def _keep_state(self, sequence: Sequence) -> None:
+        """Take a snapshot of the state of a sequence that is about to lose it, if it decodes."""
+        if self.snapshots.count and self.decoding.has(sequence):
+            self.decoding.flush_tokens(sequence)
+            position = self.decoding.num_computed_tokens(sequence)
+            self.snapshots.keep(sequence, self.states.of(sequence), position, self.pool)
+
     def _free_slot(self, sequence: Sequence) -> None:
         """Free the slot and the pages of a running sequence."""
         if self.decoding.has(sequence):
@@ -227,6 +245,7 @@ class RequestTable:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND
         self.states.release(sequence)
+        self.snapshots.drop(sequence)
         self._free_slots.append(sequence.slot)
         sequence.slot = -1
         self.kv_pages.release_all(sequence)
@@ -243,6 +262,7 @@ class RequestTable:
         self.decoding.check_integrity()
         self.waiting.check_integrity()
         self.states.check_integrity(running)
+        self.snapshots.check_integrity(running)
         self.pool.check_integrity([one.pages.held() for one in running])
         assert sum(one.pages.reserved for one in running) == self.pool.num_reserved
         assert len(running) + self.waiting.count == len(self.live)

@@ -27,7 +27,6 @@ from runtime.scheduler.chunked_prefill import ChunkBudget, PrefillLoad
 from runtime.scheduler.decode_columns import EMPTY, NO_DECODE_ROWS, DecodeRows
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
-from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.step_time import StepLoad, StepTimes
 
 # Constant columns of decode rows, of which every step takes a prefix; they are never written to.
@@ -97,7 +96,7 @@ class Scheduler:
             background_preempted = background_preempted or preempted
             builder = self._step(background_preempted, stuck)
             if builder.num_rows:
-                return builder.build(self.requests.states)
+                return builder.build(self.requests)
             stuck = builder.lacks_pages and not self.requests.has_step_in_flight
             if stuck:  # prompts alone hold all pages, and none of them has enough for a token
                 self._preempt_lowest()
@@ -170,6 +169,9 @@ class Scheduler:
                 continue
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
                 count = min(sequence.num_new_tokens, budget - reserved)
+                snapshot_at = self.requests.snapshots.next_position(sequence)
+                if snapshot_at:
+                    count = min(count, snapshot_at - sequence.num_computed_tokens)
                 spare = self.requests.pages_soon
                 count = self.requests.kv_pages.extend_for_chunk(sequence, count, spare)
                 if count <= 0:
@@ -180,6 +182,8 @@ class Scheduler:
                     sequence.note_event(now, count)
                 if builder.add_prefill(sequence, count):
                     self.requests.start_decoding(sequence)
+                elif sequence.num_computed_tokens == snapshot_at:
+                    self.requests.snapshots.reserve(sequence)
 
     def _prefill_budget(
         self, builder: BatchBuilder, prefilling: list[Sequence], waiting: list[Sequence]
@@ -273,7 +277,8 @@ class BatchBuilder:
             NewRow(sequence.slot, params, sequence.seed, sequence.prompt_len, history)
         )
 
-    def build(self, states: StateSlots | None = None) -> SchedulerOutput:
+    def build(self, requests: RequestTable | None = None) -> SchedulerOutput:
+        """requests: without it, of a model without recurrent states"""
         decoding, rows = self.decoding, self.decode_rows
         num_new_pages, sample, tokens = ZEROS[:rows], TRUES[:rows], LASTS[:rows]
         if decoding.new_pages:
@@ -284,9 +289,13 @@ class BatchBuilder:
         new_pages = decoding.new_pages + self.new_pages
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
-        slots, state_slots, state_copies = _joined(decoding.slots, self.slots), EMPTY, ()
-        if states is not None and states.num_states:
-            state_slots, state_copies = states.schedule(slots)
+        slots = _joined(decoding.slots, self.slots)
+        state_slots, saves, loads, pages, copies = EMPTY, (), (), (), ()
+        if requests is not None and requests.states.num_states:
+            saves, loads, pages = requests.snapshots.take_copies()
+            state_slots, copies = requests.states.schedule(slots)
+            for sequence in self.prefilling:
+                requests.snapshots.save(requests.states.of(sequence), sequence)
         batch = Batch(
             slots=slots,
             starts=_joined(decoding.starts, self.starts),
@@ -298,7 +307,10 @@ class BatchBuilder:
             decode_rows=rows,
             new_rows=self.new_rows,
             state_slots=state_slots,
-            state_copies=state_copies,
+            page_copies=pages,
+            state_saves=saves,
+            state_loads=loads,
+            state_copies=copies,
         )
         load = StepLoad(decoding.num_tokens, len(self.tokens), self.kv_tokens, self.pairs)
         return SchedulerOutput(batch, decoding, self.prefilling, load, [])

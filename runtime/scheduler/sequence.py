@@ -42,6 +42,9 @@ class Sequence:
     needs_slot_init: bool = False  # its next row resets the slot and sends all its pages
     held_since: float | None = None  # it waits for a mask and gets no row and no new slot
     pages: SequencePages = field(default_factory=lambda: SequencePages(1))
+    snapshot_at: int = 0  # position of the last snapshot of its recurrent state
+    # Position and place of those that are not usable yet.
+    pending_snapshots: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     num_waiting_tokens: int = 0  # len(tokens) when it entered the waiting queue
     finish: FinishReason | None = None
     first_output_sent: bool = False

@@ -68,6 +68,9 @@ ENGINE_FLAGS = {
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
     "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
+    "snapshot_every": "tokens of a prompt between two snapshots of recurrent states, which the "
+    "prefix cache of models with such states needs (Qwen3.5, Qwen3-Next); at least 64",
+    "snapshot_bytes": "host memory for them; 0: 4 GiB with a GPU, 1 GiB without",
     "state_dtype": "type of recurrent states (Qwen3.5, Qwen3-Next); auto: float32",
     "quantization": "auto: run the weights as the checkpoint stores them; fp8: quantize those of "
     "an unquantized checkpoint to 8 bits while they are loaded",

@@ -211,6 +211,19 @@ def test_memory_for_fewer_than_two_states_is_refused() -> None:
         resolve_hybrid(2 << 20, max_model_len=512)
 
 
-def test_a_model_with_states_has_no_prefix_cache() -> None:
-    assert not resolve_hybrid(1 << 30).prefix_cache
-    assert resolve_config().prefix_cache
+def test_a_model_with_states_has_as_many_snapshots_as_fit_into_their_bytes() -> None:
+    resolved = resolve_hybrid(1 << 30, snapshot_bytes=7 << 20, snapshot_every=100)
+    assert (resolved.num_snapshots, resolved.snapshot_every) == (7, 128)
+    assert resolved.prefix_cache and resolve_hybrid(1 << 30).num_snapshots == 1024
+    assert resolve_config().num_snapshots == 0
+
+
+def test_without_snapshots_there_is_no_prefix_cache_and_the_other_way_round() -> None:
+    assert not resolve_hybrid(1 << 30, snapshot_bytes=1000).prefix_cache
+    assert resolve_hybrid(1 << 30, prefix_cache=False).num_snapshots == 0
+
+
+def test_snapshots_closer_than_the_tokens_of_a_kernel_are_refused() -> None:
+    requested = EngineConfig(model="", snapshot_every=32)
+    with pytest.raises(ConfigError, match="--snapshot-every 32: at least 64 tokens"):
+        check(requested, HYBRID)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.inputs import ModelInput
-from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
+from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net, plan_rows
 from model_zoo.layers.delta_net.inputs import DeltaNetRows, DeltaNetState, DeltaNetWeights
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
@@ -112,9 +112,10 @@ def delta_net_rows(inp: ModelInput) -> DeltaNetRows:
     """The rows of a step, planned: once for all layers."""
     meta = inp.meta
     assert meta.state_slots is not None
-    return DeltaNetRows(
+    rows = DeltaNetRows(
         cu_seqlens=meta.cu_seqlens_q,
         cache_seqlens=meta.cache_seqlens,
         slots=meta.state_slots,
         max_tokens=meta.max_seqlen_q,
     )
+    return plan_rows(rows, len(inp.tokens))

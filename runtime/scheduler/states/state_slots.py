@@ -67,6 +67,10 @@ class StateSlots:
         self._current[two], self._other[two] = after, before
         return self._current[slots], tuple(zip(before.tolist(), after.tolist(), strict=True))
 
+    def of(self, sequence: Sequence) -> int:
+        """The state after the last row that is scheduled of a sequence."""
+        return int(self._current[sequence.slot])
+
     def undo(self, sequence: Sequence) -> None:
         """The last row of the sequence is void: it continues what that row continued."""
         if self.num_states:

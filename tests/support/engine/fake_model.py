@@ -47,6 +47,8 @@ def resolved(
     num_speculative_tokens: int = 0,
     group_windows: tuple[int, ...] = (0,),
     num_states: int = 0,
+    num_snapshots: int = 0,
+    snapshot_every: int = 8,
 ) -> ResolvedConfig:
     """A configuration as small as a test wants it."""
     return ResolvedConfig(
@@ -67,6 +69,8 @@ def resolved(
         num_speculative_tokens=num_speculative_tokens,
         group_windows=group_windows,
         num_states=num_states,
+        num_snapshots=num_snapshots,
+        snapshot_every=snapshot_every,
     )
 
 
@@ -138,6 +142,7 @@ class FakeExecutor:
         self._windows = config.group_windows
         self._cells: list[Cell] = [None] * (config.num_pages * config.page_size)
         self._states: list[Cell] = [None] * config.num_states
+        self._snapshots: list[Cell] = [None] * config.num_snapshots
         self._written_by = [-1] * len(self._cells)  # the group that wrote a cell
         self._slots: dict[int, FakeSlot] = {}
         self._queue: deque[Callable[[], None]] = deque()
@@ -208,6 +213,14 @@ class FakeExecutor:
         """`unread`: the results of the step before were not read when this one was scheduled."""
         for new in batch.new_rows:
             self._slots[new.slot] = FakeSlot(new, [[] for _ in self._windows])
+        for source, target in batch.page_copies:
+            for cell in range(self._page_size):
+                at, to = (page * self._page_size + cell for page in (source, target))
+                self._cells[to], self._written_by[to] = self._cells[at], self._written_by[at]
+        for source, target in batch.state_saves:
+            self._snapshots[target] = self._states[source]
+        for source, target in batch.state_loads:
+            self._states[target] = self._snapshots[source]
         for source, target in batch.state_copies:
             self._states[target] = self._states[source]
         pages, tokens = iter(batch.new_pages), iter(batch.tokens)

@@ -23,6 +23,7 @@ from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.scheduler import BatchBuilder, Scheduler, SchedulerOutput
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.sequence_pages import SequencePages
+from runtime.scheduler.states.snapshots import StateSnapshots
 from runtime.scheduler.states.state_slots import StateSlots
 from runtime.scheduler.waiting_queue import WaitingQueue
 
@@ -438,6 +439,29 @@ def void_tokens_of_a_prompt_in_the_state(true: Callable[..., None]) -> Callable[
     return lambda self, sequence, start: true(self, sequence, len(sequence.tokens) - 1)
 
 
+def snapshot_of_a_later_state(true: Callable[..., None]) -> Callable[..., None]:
+    """In the step in which the row after the snapshot's runs, too, if that is at once."""
+
+    def save(self: StateSnapshots, state: int, sequence: Sequence) -> None:
+        self._saves += [(state, index) for _, index in sequence.pending_snapshots]
+
+    return save
+
+
+def snapshot_a_token_short(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence, state, position, pool: true(
+        self, sequence, state, position - 1, pool
+    )
+
+
+def snapshot_never_loaded(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, hit, state, sequence: None
+
+
+def dropped_snapshot_lost(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence: sequence.pending_snapshots.clear()
+
+
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (PagePool, "release", released_twice),
     (PagePool, "release", never_released),
@@ -473,6 +497,10 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (RequestTable, "resume_held", held_for_ever),
     (SchedulerOutput, "without_sampling", left_out_row_committed),
     (RequestTable, "hold", void_tokens_of_a_prompt_in_the_state),
+    (StateSnapshots, "save", snapshot_of_a_later_state),
+    (StateSnapshots, "keep", snapshot_a_token_short),
+    (StateSnapshots, "load", snapshot_never_loaded),
+    (StateSnapshots, "drop", dropped_snapshot_lost),
     (StateSlots, "undo", state_of_a_void_row),
     (StateSlots, "release", state_never_released),
     (StateSlots, "schedule", state_not_copied),

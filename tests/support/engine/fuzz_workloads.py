@@ -70,6 +70,8 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
     windows = draw(st.just((0,)) | st.sampled_from(WINDOWS))
     # Of models with recurrent states, which have no windows; drafts need a state each.
     num_states = draw(st.sampled_from([0, 0, 2, 3, 9])) if windows == (0,) else 0
+    num_snapshots = draw(st.sampled_from([0, 1, 2, 4, 30])) if num_states else 0
+    prefix_cache = draw(st.sampled_from([True, True, True, False]))
     config = resolved(
         page_size=page_size,
         num_pages=draw(st.integers(3, 10) | st.integers(3, 30)) * len(windows),
@@ -77,9 +79,11 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
         max_num_seqs=draw(st.sampled_from([1, 2, 4, 8])),
         max_batched_tokens=draw(st.sampled_from([1, 2, 5, 9, 32])),
         max_model_len=draw(st.sampled_from([20, 40])),
-        prefix_cache=not num_states and draw(st.sampled_from([True, True, True, False])),
+        prefix_cache=prefix_cache and (num_snapshots > 0 or not num_states),
         num_speculative_tokens=0 if num_states else draw(st.integers(0, 3)),
         num_states=num_states,
+        num_snapshots=num_snapshots if prefix_cache else 0,
+        snapshot_every=page_size * draw(st.sampled_from([1, 2, 5])),
     )
     workload = FuzzWorkload(config, draw(st.booleans()), draw(st.sampled_from([1, 2, 16])))
     workload.right_drafts = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))

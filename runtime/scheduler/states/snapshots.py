@@ -1,0 +1,207 @@
+"""StateSnapshots: copies of recurrent states in host memory, from which later requests continue.
+
+A state is of no use to a prefix that is shorter than what it has read, and it cannot be undone.  So
+a prefix is a hit only where a snapshot of the state was taken: in prompts at the last border of
+pages, and every `every` tokens before; and where an answer ends or a sequence is preempted.  There
+the last page may be in part full: it is cached under a hash of its tokens, and a sequence that
+hits it gets a copy.
+
+The host decides which snapshot is where; the device copies when it runs the next batch, before
+anything else.  The least recently used one is overwritten.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from typing import NamedTuple
+
+from runtime.config import ResolvedConfig
+from runtime.scheduler.page_pool import PageHash, PagePool, page_hash
+from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.state_slots import Copies
+
+# Of fewer tokens since the last snapshot none is taken: they are computed about as fast as a state
+# is copied.
+LEAST_TOKENS = 256
+ALIGNMENT = 64  # positions in prompts are multiples of it: kernels compute so many tokens at once
+
+
+class Key(NamedTuple):
+    """The hash of the last full page before a position, and the tokens after that page."""
+
+    parent: PageHash
+    tail: bytes
+
+
+class SnapshotHit(NamedTuple):
+    """A prefix of `position` tokens: full pages and perhaps one more, and its snapshot."""
+
+    position: int
+    index: int
+    tail_page: int | None
+
+
+class StateSnapshots:
+    """Of `resolved.num_snapshots` 0, every method does nothing."""
+
+    def __init__(self, resolved: ResolvedConfig) -> None:
+        self.count, self._every = resolved.num_snapshots, resolved.snapshot_every
+        self._page_size = resolved.page_size
+        self._unit = max(resolved.page_size, min(ALIGNMENT, self._every))
+        self._least = min(LEAST_TOKENS, self._every)
+        self._free = list(range(self.count - 1, -1, -1))
+        self._index_of: OrderedDict[Key, int] = OrderedDict()  # the least recently used one first
+        self._tails: dict[PageHash, set[bytes]] = {}
+        self._saves: list[tuple[int, int]] = []  # (state, snapshot) of the next batch
+        self._loads: list[tuple[int, int]] = []  # (snapshot, state)
+        self._page_copies: list[tuple[int, int]] = []  # (from, to)
+
+    @property
+    def num_used(self) -> int:
+        return len(self._index_of)
+
+    # Taking them.
+
+    def next_position(self, sequence: Sequence) -> int:
+        """Where the prefill of a sequence is cut for a snapshot next; 0: nowhere."""
+        if not self.count or not sequence.may_use_prefix_cache:
+            return 0
+        start, unit = sequence.num_computed_tokens, self._unit
+        last = (len(sequence.tokens) - 1) // unit * unit
+        regular = (start // self._every + 1) * self._every
+        if regular <= last:
+            return regular
+        is_due = last > start and last - sequence.snapshot_at >= self._least
+        return last if is_due else 0
+
+    def reserve(self, sequence: Sequence) -> None:
+        """A row that ends at num_computed_tokens is scheduled, where a snapshot is due."""
+        index, sequence.snapshot_at = self._take(), sequence.num_computed_tokens
+        if index is not None:
+            sequence.pending_snapshots.append((sequence.num_computed_tokens, index))
+
+    def save(self, state: int, sequence: Sequence) -> None:
+        """If its row of this step is such a one, its state is copied before the next step."""
+        for position, index in sequence.pending_snapshots:
+            if position == sequence.num_computed_tokens:
+                self._saves.append((state, index))
+
+    def publish(self, sequence: Sequence, position: int) -> None:
+        """The row that ends at `position` has been read, and is right."""
+        for pending in list(sequence.pending_snapshots):
+            if pending[0] == position:
+                sequence.pending_snapshots.remove(pending)
+                self._put(self._key(sequence, position), pending[1])
+
+    def keep(self, sequence: Sequence, state: int, position: int, pool: PagePool) -> None:
+        """A decoding sequence ends, or is preempted, with its state and KV at `position`."""
+        table, size = sequence.pages.tables[0], self._page_size
+        if not self.count or not sequence.may_use_prefix_cache:
+            return
+        if position - sequence.snapshot_at < self._least or not position <= len(sequence.tokens):
+            return
+        key = self._key(sequence, position)
+        index = None if key in self._index_of else self._take()
+        if index is None:
+            return
+        page, name = table[(position - 1) // size], key.parent
+        if key.tail:
+            name = page_hash(key.parent, key.tail)
+        pool.cache_page(page, name)
+        self._saves.append((state, index))
+        self._put(key, index)
+
+    def drop(self, sequence: Sequence) -> None:
+        """The sequence loses its slot: what was to become a snapshot does not."""
+        self._free += [index for _, index in sequence.pending_snapshots]
+        sequence.pending_snapshots.clear()
+
+    # Using them.
+
+    def find(self, sequence: Sequence, num_pages: int, pool: PagePool) -> SnapshotHit | None:
+        """The longest prefix with a snapshot, within num_pages cached pages and one more.
+
+        At least one token of the sequence is left to compute.
+        """
+        tokens, size = sequence.tokens, self._page_size
+        for pages in range(num_pages, -1, -1):
+            parent = sequence.hashes[pages - 1] if pages else sequence.root
+            first, best = pages * size, None
+            for tail in self._tails.get(parent, ()):
+                count = len(tail) // 4
+                if first + count >= len(tokens) or (best is not None and len(tail) < len(best)):
+                    continue
+                if _bytes(tokens[first : first + count]) != tail:
+                    continue
+                if not tail or pool.find(0, page_hash(parent, tail)) is not None:
+                    best = tail
+            if best is not None:
+                page = pool.find(0, page_hash(parent, best)) if best else None
+                return SnapshotHit(first + len(best) // 4, self._index_of[Key(parent, best)], page)
+        return None
+
+    def load(self, hit: SnapshotHit, state: int, sequence: Sequence) -> None:
+        """A sequence continues from a hit, with this state and the pages that it has now."""
+        self._loads.append((hit.index, state))
+        if hit.tail_page is not None:
+            own = sequence.pages.tables[0][hit.position // self._page_size]
+            self._page_copies.append((hit.tail_page, own))
+        sequence.snapshot_at = hit.position
+        self._index_of.move_to_end(self._key(sequence, hit.position))
+
+    def take_copies(self) -> tuple[Copies, Copies, Copies]:
+        """What the next batch saves, (state, snapshot), what it then loads, (snapshot, state), and
+        the pages that it copies.  All of it comes before the batch writes anything else, so that
+        a page or state may be another's by then."""
+        queues = self._saves, self._loads, self._page_copies
+        saves, loads, pages = map(tuple, queues)
+        for queue in queues:
+            queue.clear()
+        return saves, loads, pages
+
+    # The table.
+
+    def _key(self, sequence: Sequence, position: int) -> Key:
+        full = position // self._page_size
+        sequence.hash_pages(self._page_size)
+        parent = sequence.hashes[full - 1] if full else sequence.root
+        return Key(parent, _bytes(sequence.tokens[full * self._page_size : position]))
+
+    def _take(self) -> int | None:
+        """A place for a snapshot; None if all are to be loaded."""
+        if self._free:
+            return self._free.pop()
+        loading = {index for index, _ in self._loads}
+        for key, index in self._index_of.items():
+            if index not in loading:
+                self._forget(key)
+                return index
+        return None
+
+    def _put(self, key: Key, index: int) -> None:
+        if key in self._index_of:  # another sequence has computed the same
+            self._index_of.move_to_end(key)
+            self._free.append(index)
+            return
+        self._index_of[key] = index
+        self._tails.setdefault(key.parent, set()).add(key.tail)
+
+    def _forget(self, key: Key) -> None:
+        del self._index_of[key]
+        tails = self._tails[key.parent]
+        tails.remove(key.tail)
+        if not tails:
+            del self._tails[key.parent]
+
+    def check_integrity(self, running: list[Sequence]) -> None:
+        """Assert that every place is free, to be filled, or has one name."""
+        pending = [index for one in running for _, index in one.pending_snapshots]
+        places = [*self._free, *self._index_of.values(), *pending]
+        assert sorted(places) == list(range(self.count))
+        found = {Key(parent, tail) for parent, tails in self._tails.items() for tail in tails}
+        assert found == set(self._index_of)
+
+
+def _bytes(tokens: list[int]) -> bytes:
+    return array("i", tokens).tobytes()

@@ -1,0 +1,104 @@
+"""Gated delta nets go on from snapshots of their states, and answer as from nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from runtime.config import DeviceOption, EngineConfig
+from runtime.engine.loop import Engine
+from runtime.messages import EngineRequest, RequestOutput, SamplingParams
+from runtime.startup.loading import load
+from tests.support.models.tiny_checkpoints import write_checkpoint
+
+LENGTH, STEPS, EVERY = 200, 90, 64
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> DeviceOption:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("qwen3.5-text")
+    write_checkpoint("qwen3.5-text", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def prompt() -> list[int]:
+    noise = torch.Generator().manual_seed(5)
+    return torch.randint(3, 90, (LENGTH,), generator=noise).tolist()
+
+
+def make_engine(checkpoint: Path, device: DeviceOption, **options: object) -> Engine:
+    fields: dict[str, object] = {
+        "max_num_seqs": 4, "max_batched_tokens": 48, "kv_tokens": 2048, "threads": 1,
+        "snapshot_every": EVERY, "dtype": "float32",
+    }  # fmt: skip
+    config = EngineConfig(model=str(checkpoint), device=device, **fields | options)  # type: ignore[arg-type]
+    loaded = load(config, lambda phase, done, total: None)
+    return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+
+
+def answer(engine: Engine, *prompts: list[int]) -> list[tuple[list[int], int]]:
+    """-> tokens, and how many of the prompt were found, of each."""
+    params, outputs = SamplingParams(max_tokens=STEPS, temperature=0), dict[int, list]()
+    for id, tokens in enumerate(prompts):
+        engine.add(EngineRequest(id, 0, tokens, params))
+        outputs[id] = []
+    while not engine.idle:
+        for output in engine.step():
+            outputs[output.id].append(output)
+
+    def of(said: list[RequestOutput]) -> tuple[list[int], int]:
+        return [token for output in said for token in output.tokens], said[0].cached
+
+    return [of(outputs[id]) for id in range(len(prompts))]
+
+
+def test_prompts_turns_and_branches_are_found_and_change_no_answer(
+    checkpoint: Path, device: DeviceOption, prompt: list[int]
+) -> None:
+    plain = make_engine(checkpoint, device, prefix_cache=False)
+    engine = make_engine(checkpoint, device)
+    [(said, cached)] = answer(engine, prompt)
+    assert cached == 0 and answer(plain, prompt) == [(said, 0)]
+    turn = [*prompt, *said, 7, 8, 9]
+    branch = [*prompt[:150], *range(3, 40)]
+    for tokens, found in ((prompt, 192), (turn, LENGTH + STEPS - 1), (branch, 128), (turn, 289)):
+        [(expected, _)] = answer(plain, tokens)
+        assert answer(engine, tokens) == [(expected, found)]
+    assert engine.stats().cached_tokens == 192 + LENGTH + STEPS - 1 + 128 + 289
+
+
+def test_preempted_sequences_go_on_from_their_snapshots(
+    checkpoint: Path, device: DeviceOption, prompt: list[int]
+) -> None:
+    prompts = [prompt, prompt[:70] + prompt, prompt[100:]]
+    plain = make_engine(checkpoint, device, prefix_cache=False)
+    tight = make_engine(checkpoint, device, kv_tokens=640, max_batched_tokens=100)
+    found = answer(tight, *prompts)
+    assert [said for said, _ in found] == [answer(plain, one)[0][0] for one in prompts]
+    assert tight.stats().preemptions > 0
+
+
+def test_states_in_bfloat16_answer_nearly_the_same(
+    checkpoint: Path, device: DeviceOption, prompt: list[int]
+) -> None:
+    """The first tokens, and the log-probabilities of the prompt's."""
+    scored = SamplingParams(max_tokens=4, temperature=0, prompt_logprobs=0)
+    scores: list[torch.Tensor] = []
+    for state_dtype in ("float32", "bfloat16"):
+        engine = make_engine(checkpoint, device, state_dtype=state_dtype)
+        engine.add(EngineRequest(1, 0, prompt, scored))
+        outputs: list[RequestOutput] = []
+        while not engine.idle:
+            outputs += engine.step()
+        prompt_scores = outputs[0].prompt_logprobs or []
+        scores.append(torch.tensor([score.logprob for score in prompt_scores if score]))
+    error = (scores[1] - scores[0]).abs()
+    assert 0 < error.max() < 0.05

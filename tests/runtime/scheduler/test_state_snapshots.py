@@ -1,0 +1,112 @@
+"""Where a model with recurrent states finds a prefix again, and where it cannot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from runtime.messages import EngineRequest
+from tests.support.engine.fake_model import Bench, request
+
+PAGE = 4
+
+
+def bench(**changed: Any) -> Bench:
+    config: dict[str, Any] = {
+        "page_size": PAGE, "num_pages": 64, "max_num_seqs": 4, "max_batched_tokens": 32,
+        "max_model_len": 64, "num_states": 5, "num_snapshots": 8, "snapshot_every": 8,
+    }  # fmt: skip
+    return Bench(**config | changed)
+
+
+def prompt(length: int, first: int = 3) -> list[int]:
+    return [(first + 7 * place) % 90 for place in range(length)]
+
+
+def run(bench: Bench, *requests: EngineRequest) -> list[int]:
+    """-> of each request, how many tokens of its prompt were found; all answers are right."""
+    bench.run(*requests)
+    for one in requests:
+        assert bench.tokens(one.id) == bench.plain(one)
+    return [bench.of(one.id)[0].cached for one in requests]
+
+
+def test_the_same_prompt_is_found_up_to_its_last_border():
+    found = bench()
+    assert run(found, request(1, prompt(21))) == [0]
+    assert run(found, request(2, prompt(21))) == [16]
+    # The last token is always computed.
+    assert run(found, request(3, prompt(16))) == [8]
+
+
+def test_a_longer_prompt_goes_on_from_the_last_snapshot_in_common():
+    found = bench()
+    run(found, request(1, prompt(21)))
+    assert run(found, request(2, prompt(11) + [1] * 20)) == [8]
+    assert run(found, request(3, prompt(7) + [1] * 20)) == [0]
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 18])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_the_next_turn_goes_on_where_the_answer_ended(overlap: bool, length: int):
+    """Also within a page; the last token of the answer, which ends it, is computed."""
+    found = bench()
+    found.executor.overlap = overlap
+    turn = request(1, prompt(length), max_tokens=13)
+    run(found, turn)
+    said = turn.tokens + found.plain(turn)
+    assert run(found, request(2, [*said, 5, 6, 7])) == [len(said) - 1]
+
+
+def test_two_next_turns_at_once_do_not_write_to_one_page():
+    found = bench()
+    turn = request(1, prompt(14), max_tokens=12)
+    run(found, turn)
+    said = turn.tokens + found.plain(turn)
+    cached = run(found, request(2, [*said, 5]), request(3, [*said, 6]))
+    assert cached == [len(said) - 1] * 2
+    assert run(found, request(4, [*said, 7])) == [len(said) - 1]
+
+
+def test_a_token_that_stops_an_answer_is_found_if_the_next_step_had_begun():
+    found = bench()
+    plain = found.plain(request(0, prompt(14), max_tokens=30))
+    stop = next(token for place, token in enumerate(plain) if place > 9 and token not in plain[:9])
+    turn = request(1, prompt(14), max_tokens=30, stop_ids=(stop,))
+    run(found, turn)
+    said = turn.tokens + found.plain(turn)
+    assert said[-1] == stop
+    assert run(found, request(2, [*said, 5, 6])) == [len(said)]
+
+
+def test_the_least_recently_used_snapshot_goes_first():
+    found = bench(num_snapshots=2)
+    for id, first in enumerate((3, 4)):
+        run(found, request(id, prompt(12, first), max_tokens=1))
+    assert run(found, request(10, prompt(12, 3), max_tokens=1)) == [8]
+    run(found, request(11, prompt(12, 5), max_tokens=1))
+    assert run(found, request(12, prompt(12, 4), max_tokens=1)) == [0]
+    assert found.engine.requests.snapshots.num_used == 2
+
+
+def test_a_preempted_sequence_goes_on_from_its_snapshot():
+    """Of those that run the last is preempted; its first pages are not taken meanwhile."""
+    found = bench(num_pages=13, max_num_seqs=2, max_model_len=40)
+    first, second = (request(id, prompt(13, id), max_tokens=18) for id in (1, 2))
+    run(found, first, second)
+    computed = sum(sum(batch.q_lens) for batch in found.batches)
+    assert found.engine.stats().preemptions > 0
+    assert computed < 2 * (13 + 17) + 13 + 5
+
+
+def test_salts_and_prompts_whose_tokens_are_all_needed_find_nothing():
+    found = bench()
+    run(found, request(1, prompt(21)))
+    assert run(found, request(2, prompt(21), salt=b"other")) == [0]
+    assert run(found, request(3, prompt(21), prompt_logprobs=0)) == [0]
+
+
+def test_without_room_for_snapshots_nothing_is_found():
+    found = bench(num_snapshots=0, prefix_cache=False)
+    assert run(found, request(1, prompt(21))) == run(found, request(2, prompt(21))) == [0]
