@@ -186,6 +186,7 @@ class Stats(Struct, frozen=True, array_like=True):
     step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
     group_pages_used: tuple[int, ...] = ()  # of `pages_used`, those of each group of layers
     states_used: int = 0  # recurrent states of running sequences
+    snapshots_used: int = 0  # snapshots of recurrent states that prefixes may hit
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -323,7 +324,8 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     # Of each group of layers that share pages: the positions that a query sees, 0 for all.
     group_windows: tuple[int, ...] = (0,)
     num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
-    prefix_cache: bool = True  # whether prefixes of prompts are found again
+    text_part: bool = False  # of a model that also sees images: it reads text alone here
+    num_snapshots: int = 0  # of these states, from which later requests can continue
 
     @property
     def kv_capacity(self) -> KVCapacity:

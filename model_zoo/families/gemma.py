@@ -73,6 +73,7 @@ def read_gemma(outer: Fields, model_type: str) -> ModelConfig:
         out_bias=attention_bias,
         mlp_bias=False,
         qk_norm=model_type != "gemma2",
+        text_part=fields is not outer,
         fits_float16=False,
         norm_plus_one=True,
         embedding_scale=hidden_size**0.5,

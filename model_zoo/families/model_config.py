@@ -49,6 +49,7 @@ class ModelConfig:
         False  # attention's output is multiplied by a sigmoid, of the query's size
     )
     delta_net: DeltaNetConfig | None = None  # None: every layer has attention
+    text_part: bool = False  # config.json is of a model that sees images, too
     skipped_weights: tuple[str, ...] = ()  # of the checkpoint, by the beginning of their names
 
     @property

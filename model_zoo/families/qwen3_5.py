@@ -74,6 +74,7 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         moe=moe,
         dtype=read_dtype(outer if _has_dtype(outer) else fields),
         delta_net=read_delta_net(fields, num_layers, fused=model_type == "qwen3_next"),
+        text_part=fields is not outer,
         skipped_weights=SKIPPED,
     )
 

@@ -104,7 +104,10 @@ class Qwen35(Model):
         x, residual, (cos_sin,) = embed(
             self.embedding, norms[0], [self.rope], inp.tokens, inp.positions
         )
-        rows = None if self.config.delta_net is None else delta_net_rows(inp)
+        nets = [layer.delta_net for layer in self.layers if layer.delta_net is not None]
+        rows: DeltaNetRows | None = None
+        if nets:
+            rows = delta_net_rows(inp, token_by_token=nets[0].token_by_token)
         for layer, norm in zip(self.layers, norms[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             x, residual = norm.add(*layer(x, residual, inp, cos_sin, rows, logit_rows))

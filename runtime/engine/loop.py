@@ -297,6 +297,7 @@ class Engine:
             graphs_captured_while_decoding=self._captures_while_decoding,
             step_predictions=self.scheduler.times.num_predictions,
             step_prediction_error=self.scheduler.times.prediction_error,
-            states_used=requests.states.num_used,
             group_pages_used=tuple(pool.used_by_group),
+            states_used=requests.states.num_used,
+            snapshots_used=requests.snapshots.num_used,
         )

@@ -2,6 +2,8 @@
 
 attention   `batch-invariant`: KV splits at boundaries that do not depend on the batch or chunks; or
             flash1, whose programs have one query each
+delta nets  token after token, so that rows may be cut anywhere; with states in float32, which are
+            not rounded between them
 GEMMs       one order of summation for any number of rows, by the same kernels at every start
 the rest    works on one row or token at a time anyway; random numbers depend on the seed and the
             position
@@ -33,6 +35,11 @@ def requested_attention(requested: EngineConfig, capability: tuple[int, int] | N
         raise ConfigError(
             "--deterministic is for GPUs of compute capability 8.0 to 9.0, this one has "
             f"{'.'.join(map(str, capability))}: leave it out"
+        )
+    if requested.state_dtype == "bfloat16":
+        raise ConfigError(
+            "--deterministic with --state-dtype bfloat16: states are rounded after each step, so "
+            "that answers depend on how prompts are cut: leave one of the two out"
         )
     if requested.attention == "auto":
         return INVARIANT[0]

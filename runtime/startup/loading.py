@@ -182,7 +182,8 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         layers=describe_layers(parts.model),
         group_windows=resolved.group_windows,
         num_states=resolved.num_states,
-        prefix_cache=resolved.prefix_cache,
+        text_part=config.text_part,
+        num_snapshots=resolved.num_snapshots,
     )
 
 

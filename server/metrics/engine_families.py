@@ -46,6 +46,8 @@ class EngineFamilies:
             if ready.num_states:
                 text = "Recurrent states of sequences in use."
                 yield gauge("wavefill_states_used", text, stats.states_used)
+                text = "Snapshots of recurrent states that prefixes of prompts may hit."
+                yield gauge("wavefill_state_snapshots_used", text, stats.snapshots_used)
         yield from self._states()
         text = "Engines that were started after the first one."
         yield counter("wavefill_engine_restarts", text, self._counts.restarts)
@@ -102,6 +104,8 @@ class EngineFamilies:
         if ready.num_states:
             text = "Recurrent states that sequences can have."
             yield gauge("wavefill_states", text, ready.num_states)
+            text = "Snapshots of recurrent states that there is host memory for."
+            yield gauge("wavefill_state_snapshots", text, ready.num_snapshots)
         text = "Requests of the maximum length that fit into the KV cache."
         concurrency = ready.capacity_requests(ready.max_model_len)
         yield gauge("wavefill_max_concurrency", text, concurrency)

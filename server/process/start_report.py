@@ -101,7 +101,7 @@ attention {ready.attention}
   limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+{_states(ready)}{_text_part(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
 playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
@@ -110,13 +110,20 @@ playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /he
 
 
 def _states(ready: Ready) -> str:
-    """Of a model with recurrent states: how many sequences can have one, and what that excludes."""
+    """Of a model with recurrent states: how many sequences can have one, and how many snapshots of
+    them the prefix cache has."""
     if not ready.num_states:
         return ""
-    return (
-        f"  states  {ready.num_states:,} sequences, those with a grammar count twice | "
-        "no prefix cache\n"
-    )
+    cache = "no prefix cache"
+    if ready.num_snapshots:
+        cache = f"{ready.num_snapshots:,} snapshots in host memory for the prefix cache"
+    return f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}\n"
+
+
+def _text_part(ready: Ready) -> str:
+    if not ready.text_part:
+        return ""
+    return "  reads   text: the part of this model that sees images is not loaded\n"
 
 
 def _requests(ready: Ready) -> str:

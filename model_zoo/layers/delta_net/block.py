@@ -30,6 +30,7 @@ class DeltaNet(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.index, self.name, self.eps = config, index, name, eps
+        self.token_by_token = False  # as in DeltaNetRows, for --deterministic
         self.qkvz, self.ba = _projections(config, name, hidden, linears)
         self.out = linears.linear(config.values_size, {f"{name}.out_proj": hidden}, bias=False)
 
@@ -108,8 +109,8 @@ def _projections(
     )
 
 
-def delta_net_rows(inp: ModelInput) -> DeltaNetRows:
-    """The rows of a step, planned: once for all layers."""
+def delta_net_rows(inp: ModelInput, *, token_by_token: bool) -> DeltaNetRows:
+    """The rows of a step, planned: once for all layers.  token_by_token: as in DeltaNetRows"""
     meta = inp.meta
     assert meta.state_slots is not None
     rows = DeltaNetRows(
@@ -117,5 +118,6 @@ def delta_net_rows(inp: ModelInput) -> DeltaNetRows:
         cache_seqlens=meta.cache_seqlens,
         slots=meta.state_slots,
         max_tokens=meta.max_seqlen_q,
+        token_by_token=token_by_token,
     )
     return plan_rows(rows, len(inp.tokens))

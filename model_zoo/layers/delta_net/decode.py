@@ -42,6 +42,7 @@ from model_zoo.layers.delta_net.reference import L2_EPS
 from model_zoo.layers.gemm.implementations import TILES, workspace
 from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 
+ANY = 1 << 30  # tokens of a row
 UNIT_EPS = tl.constexpr(L2_EPS)
 
 
@@ -180,11 +181,13 @@ def delta_net_decode(
     *,
     num_warps: int = 4,
 ) -> None:
-    """gated_delta_net of the rows with at most MOST_TOKENS tokens, into out [T, Hv * Dv]."""
+    """gated_delta_net of the rows with at most MOST_TOKENS tokens, or of all of them if they are
+    to be computed token by token, into out [T, Hv * Dv]."""
     _, value_heads, key_dim, value_dim = state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous() and rows.num_rows * key_heads <= TILES
-    snapshots = rows.snapshots
+    snapshots, most = rows.snapshots, ANY if rows.token_by_token else MOST_TOKENS
+    assert snapshots is None or not rows.token_by_token, "a row reaches one border at most"
     _delta_net_decode[(value_heads, rows.num_rows + 1)](
         qkv, z, b, a, weights.conv, weights.a_log, weights.dt_bias, weights.norm, state.conv,
         state.state, rows.cu_seqlens, rows.cache_seqlens, rows.slots,
@@ -193,6 +196,6 @@ def delta_net_decode(
         *weights.conv.stride(), state.conv.stride(0), state.state.stride(0),
         0 if snapshots is None else snapshots.slots.stride(0), HK=key_heads, HV=value_heads,
         DK=key_dim, DV=value_dim, K=size, COLUMNS=triton.next_power_of_2(size - 1),
-        MOST=MOST_TOKENS, EVERY=0 if snapshots is None else snapshots.every,
+        MOST=most, EVERY=0 if snapshots is None else snapshots.every,
         num_warps=num_warps, **dependent_launch(qkv.device),
     )  # fmt: skip

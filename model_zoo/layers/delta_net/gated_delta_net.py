@@ -48,7 +48,9 @@ def plan_rows(rows: DeltaNetRows, num_tokens: int) -> DeltaNetRows:
 
     num_tokens: of the step, padding included.  On a CPU, and for rows of few tokens, it is nothing.
     """
-    if rows.max_tokens <= MOST_TOKENS or not fused_kernels.use_fused_kernels(rows.slots.device):
+    if rows.token_by_token or rows.max_tokens <= MOST_TOKENS:
+        return rows
+    if not fused_kernels.use_fused_kernels(rows.slots.device):
         return rows
     from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 
@@ -79,7 +81,7 @@ def _by_kernels(
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     delta_net_decode(qkv, z, b, a, weights, state, rows, out)
-    if rows.max_tokens > MOST_TOKENS:
+    if rows.max_tokens > MOST_TOKENS and not rows.token_by_token:
         chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
         assert chunks is not None
         delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out)

@@ -89,6 +89,9 @@ class DeltaNetRows:
                    without tokens change nothing, whatever their slot; several rows may share a
                    slot only if no answer depends on it
     max_tokens     no row has more; known on the host
+    token_by_token rows of any length are computed as those of one token: how a sequence is cut into
+                   rows changes no bit then, but for states in bfloat16, which are rounded after
+                   each row
     """
 
     cu_seqlens: Tensor
@@ -96,6 +99,7 @@ class DeltaNetRows:
     slots: Tensor
     max_tokens: int
     snapshots: Snapshots | None = None
+    token_by_token: bool = False
     chunks: ChunkPlan | None = None  # of plan_rows; None: each layer on a GPU makes its own
 
     @property

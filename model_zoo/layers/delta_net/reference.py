@@ -153,7 +153,8 @@ def _run(
     q, k, v = _heads(inputs_of_conv, weights.conv.to(wide), state)
     beta = b.sigmoid()
     g = -weights.a_log.to(wide).exp() * F.softplus(a + weights.dt_bias.to(wide))
-    rule = delta_rule or (recurrent_delta_rule if n <= MOST_TOKENS else chunked_delta_rule)
+    few = n <= MOST_TOKENS or rows.token_by_token
+    rule = delta_rule or (recurrent_delta_rule if few else chunked_delta_rule)
     o, s = rule(q, k, v, g, beta, s)
     normed = o * (o.square().mean(-1, keepdim=True) + weights.norm_eps).rsqrt()
     gated = normed * weights.norm.to(wide) * F.silu(z.view(o.shape))

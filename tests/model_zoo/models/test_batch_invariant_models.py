@@ -47,6 +47,7 @@ def back_end(config: ModelConfig, dtype: torch.dtype, device: str) -> BatchInvar
     [
         ("qwen3", torch.bfloat16),
         ("gemma2", torch.bfloat16),
+        ("qwen3.5-text", torch.bfloat16),
         pytest.param("gpt2", torch.float32, marks=pytest.mark.slow),
     ],
     ids=str,

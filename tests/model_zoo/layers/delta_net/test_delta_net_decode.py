@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given
@@ -126,6 +129,22 @@ def test_the_tokens_of_a_row_may_come_one_by_one(device: str):
     found = torch.cat([run(parts.part(t, t + 1)) for t in range(6)])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     torch.testing.assert_close(parts.state.state, whole.state.state, rtol=1e-6, atol=1e-6)
+    assert torch.equal(parts.state.conv, whole.state.conv)
+
+
+@pytest.mark.parametrize("cuts", [[0, 1, 5, 21], [0, 13, 21], [0, 20, 21]])
+def test_rows_of_any_length_may_be_cut_anywhere_if_they_go_token_by_token(
+    device: str, cuts: list[int]
+):
+    """To the bit: a decoded token is one of a prompt, also after a preemption."""
+    case = delta_net_case([21], [0], heads=(1, 2), device=device)
+    whole = replace(case, rows=replace(case.rows, token_by_token=True))
+    parts = whole.copy()
+    expected = run(whole)
+    assert not expected.isnan().any()
+    found = torch.cat([run(parts.part(first, last)) for first, last in pairwise(cuts)])
+    assert torch.equal(found, expected)
+    assert torch.equal(parts.state.state, whole.state.state)
     assert torch.equal(parts.state.conv, whole.state.conv)
 
 
