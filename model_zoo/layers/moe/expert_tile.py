@@ -26,20 +26,6 @@ LIMIT, ALPHA = tl.constexpr(CLAMP_LIMIT), tl.constexpr(CLAMP_ALPHA)
 
 
 @triton.jit
-def weight_of(W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert):
-    """The pointers of one expert's weight: scales and zeros, or row scales, may be None."""
-    expert = expert.to(tl.int64)
-    W += expert * N * width
-    if SCALES is not None:
-        SCALES += expert * scale_expert
-    if ZEROS is not None:
-        ZEROS += expert * scale_expert
-    if ROW_SCALES is not None:
-        ROW_SCALES += expert * N
-    return W, SCALES, ZEROS, ROW_SCALES
-
-
-@triton.jit
 def gate_up_rows(n, inner):
     """Outputs n [BLOCK_N] of an expert -> [2 * BLOCK_N] rows of its weight: gates, then ups.
 
