@@ -33,7 +33,7 @@ from benchmarks.gemm.gemm_chain import MODELS
 from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.dequant_gemm import tile_of
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, Scratch
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 
@@ -101,7 +101,7 @@ def cold_weights(outputs: int, inputs: int, device: str) -> tuple[list[Tensor], 
 
 
 def subjects_of(
-    plain: list[Tensor], weights: Weights, x: Tensor, scratch: Tensor
+    plain: list[Tensor], weights: Weights, x: Tensor, scratch: Scratch
 ) -> dict[str, tuple[Call, int]]:
     """What is timed, and over how many weights."""
     row, block, fast = ScaledMM("row"), ScaledMM("block"), ScaledMM("row", fast_accum=True)
@@ -124,10 +124,10 @@ def subjects_of(
     return found
 
 
-def time_dequantizing(weights: Weights, scratch: Tensor, timer: GraphTimer) -> dict[str, float]:
+def time_dequantizing(weights: Weights, scratch: Scratch, timer: GraphTimer) -> dict[str, float]:
     """Microseconds for each format."""
     outputs, inputs = weights["int4"][0].shape
-    out = scratch[: outputs * inputs].view(outputs, inputs)
+    out = scratch.tensor[: outputs * inputs].view(outputs, inputs)
     found: dict[str, float] = {}
     for name, several in weights.items():
         call = lambda i, w=several: dequantize_into(w[i], out)  # noqa: E731
@@ -145,7 +145,7 @@ def measure(
     outputs, inputs = shape
     print(f"{name}: {outputs} x {inputs}")
     plain, weights = cold_weights(outputs, inputs, "cuda")
-    scratch = torch.empty(outputs * inputs, dtype=BF16, device="cuda")
+    scratch = Scratch(outputs * inputs, BF16, torch.device("cuda"))
     dequantizing = time_dequantizing(weights, scratch, timer)
     results: list[dict[str, object]] = []
     for count in rows:
