@@ -61,11 +61,13 @@ class ScaledMM:
         codes = weight.words.view(torch.float8_e4m3fn)  # [N, K]
         blocks = self.kind == "block"
         scales = weight.scales.t() if blocks else weight.scales.float()
+        # cuBLAS adds no bias to products by blocks, and with fast accumulation not at all sizes.
+        added = None if blocks or self.fast_accum else bias
         y = torch._scaled_mm(
-            x.codes, codes.t(), x.scales, scales, None if blocks else bias, out_dtype=x.dtype,
+            x.codes, codes.t(), x.scales, scales, added, out_dtype=x.dtype,
             use_fast_accum=self.fast_accum and not blocks,
         )[: x.count]  # fmt: skip
-        return y.add_(bias) if blocks and bias is not None else y
+        return y if bias is None or added is not None else y.add_(bias)
 
 
 class Scratch:
