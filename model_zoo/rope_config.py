@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model_zoo.json_fields import Fields
@@ -27,9 +27,12 @@ class RopeConfig:
     attention_factor: float | None = None  # None: derived from factor and the two below
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    partial: float = 1.0  # the share of a head's values, from the first on, that is rotated
 
 
-def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
+def read_rope(
+    fields: Fields, max_position: int, *, theta: float = 10_000.0, partial: float | None = None
+) -> tuple[RopeConfig, int]:
     """The rope of a config.json, and the number of positions that it supports.
 
     Reads both forms: `rope_scaling` and `rope_theta`, and `rope_parameters` with both in it.
@@ -37,13 +40,15 @@ def read_rope(fields: Fields, max_position: int) -> tuple[RopeConfig, int]:
     `max_position_embeddings`; beyond, its frequencies depend on the sequence length, and keys that
     are already in the KV cache (and shared between requests) would have stale rotations: such a
     model is served up to `max_position_embeddings`, where it is exact.
+    theta, partial: where the fields say none; partial None: the architecture rotates all of a head
     Raises ModelError, naming the field.
     """
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.nested(name)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise fields.error(name, rope.values, "one rope for all layers is supported")
-    return _read(fields, rope, fields.number("rope_theta", 10_000.0), max_position)
+    config, length = _read(fields, rope, fields.number("rope_theta", theta), max_position)
+    return replace(config, partial=_partial(fields, rope, partial)), length
 
 
 def read_layer_ropes(
@@ -58,7 +63,9 @@ def read_layer_ropes(
     theta = fields.number("rope_theta", theta)
     local_theta = fields.number("rope_local_base_freq", local_theta)
     if not fields.get("rope_parameters"):
-        full, _ = _read(fields, fields.nested("rope_scaling"), theta, max_position)
+        scaling = fields.nested("rope_scaling")
+        full, _ = _read(fields, scaling, theta, max_position)
+        _partial(fields, scaling, None)
         return full, RopeConfig(theta=local_theta)
     both = fields.nested("rope_parameters")
     unknown = both.values.keys() - {"full_attention", "sliding_attention"}
@@ -70,6 +77,8 @@ def read_layer_ropes(
         )
     full, _ = _read(fields, both.nested("full_attention"), theta, max_position)
     local, _ = _read(fields, both.nested("sliding_attention"), local_theta, max_position)
+    for kind in both.values:
+        _partial(fields, both.nested(kind), None)
     return full, local
 
 
@@ -77,8 +86,6 @@ def _read(
     fields: Fields, rope: Fields, default_theta: float, max_position: int
 ) -> tuple[RopeConfig, int]:
     """As read_rope, of the object `rope`; default_theta: where it has none."""
-    rope.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
-    fields.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
     kind_field = "rope_type" if rope.get("rope_type") is not None else "type"
     kind = rope.choice(kind_field, KINDS, "default")
     theta = rope.number("rope_theta", default_theta)
@@ -95,6 +102,20 @@ def _read(
         return _llama3(rope, theta, original), max_position
     yarn = _yarn(rope, theta, original, max_position)
     return yarn, max(max_position, int(original * yarn.factor))
+
+
+def _partial(fields: Fields, rope: Fields, default: float | None) -> float:
+    """RopeConfig.partial; default None: only 1 is supported."""
+    name = "partial_rotary_factor"
+    if default is None:
+        for place in (rope, fields):
+            place.refuse(name, "only 1.0 is supported", allowed=(None, 1))
+        return 1.0
+    place = fields if rope.get(name) is None else rope
+    found = place.number(name, default)
+    if found > 1:
+        raise place.error(name, found, "at most 1.0 is expected")
+    return found
 
 
 def _factor(rope: Fields) -> float:

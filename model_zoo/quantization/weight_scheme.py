@@ -48,8 +48,12 @@ class WeightScheme:
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Whether the kernels can multiply a weight of this shape, or a part of a fused one."""
-        whole_groups = self.row_group > 1 or inputs % self.column_group == 0
-        return inputs % BLOCK == 0 and outputs % self.row_group == 0 and whole_groups
+        return inputs % BLOCK == 0 and self.has_whole_groups(outputs, inputs)
+
+    def has_whole_groups(self, outputs: int, inputs: int) -> bool:
+        """The same where columns are padded to whole blocks, as those of experts are."""
+        whole = self.row_group > 1 or inputs % self.column_group == 0
+        return outputs % self.row_group == 0 and whole
 
     def is_exact(self, inputs: int) -> bool:
         """Whether products multiply the codes, and the scales their sums; inputs: K

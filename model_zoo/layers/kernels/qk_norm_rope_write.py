@@ -1,9 +1,10 @@
 # qk_norm_rope_write: all between a layer's qkv GEMM and attention, in one launch.
 #   grid      (T, head tiles): tiles of query heads, then of key heads, then of value heads; without
 #             norm and rope there are no tiles of query heads
-#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; cos_sin [T, D], cos in the
-#             first D / 2 columns and sin in the rest, or none; q_weight, k_weight [D] of the norms,
-#             or none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32; cos_sin [T, R], cos in the
+#             first R / 2 columns and sin in the rest, or none: R <= D values of a head are rotated;
+#             q_weight, k_weight [D] of the norms, or none; slot_mapping [T] int64; k_scale, v_scale
+#             [kv_heads] fp32 if pages hold fp8
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
@@ -28,6 +29,20 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 from attention.common.write_kv import to_pages
 
 FEW_TOKENS = 64  # up to here a launch is bound by latency
+
+
+@triton.jit
+def _halves(lane, D: tl.constexpr, R: tl.constexpr):
+    """Lanes -> the places in a head of its two halves, in which lane i has both of pair i.
+
+    The lanes beyond the R / 2 pairs have the values that are not rotated.
+    """
+    HALF: tl.constexpr = (D + 1) // 2
+    low, high = lane, lane + HALF
+    if R < D:
+        low = tl.where(lane < R // 2, lane, lane + R // 2)
+        high = tl.where(lane < R // 2, lane + R // 2, lane + HALF)
+    return low, high
 
 
 @triton.jit
@@ -58,95 +73,97 @@ def _rotate(low, high, cos, sin):
 
 @triton.jit
 def _normed_and_rotated(
-    source, WEIGHT, COS_SIN, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
-    HALF: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    head_start, WEIGHT, COS_SIN, at_token, eps, lane, at_low, at_high, low_mask, high_mask,
+    D: tl.constexpr, R: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Both halves of a tile of query or key heads, after norm and rotation."""
     if WEIGHT is not None:
-        weight = WEIGHT + at_low
-        low_weight = tl.load(weight, mask=low_mask, other=0.0)
-        high_weight = tl.load(weight + HALF, mask=high_mask, other=0.0)
+        low_weight = tl.load(WEIGHT + at_low, mask=low_mask, other=0.0)
+        high_weight = tl.load(WEIGHT + at_high, mask=high_mask, other=0.0)
     if DEPENDENT:
         start_successor_and_wait()
-    low = tl.load(source, mask=low_mask, other=0.0)
-    high = tl.load(source + HALF, mask=high_mask, other=0.0)
+    low = tl.load(head_start + at_low, mask=low_mask, other=0.0)
+    high = tl.load(head_start + at_high, mask=high_mask, other=0.0)
     if COS_SIN is not None:
-        angle = COS_SIN + at_token * D + at_low
-        cos = tl.load(angle, mask=low_mask, other=0.0)
-        sin = tl.load(angle + HALF, mask=high_mask, other=0.0)
+        angle = COS_SIN + at_token * R + lane
+        is_pair = low_mask & (lane < R // 2)
+        cos = tl.load(angle, mask=is_pair, other=0.0)
+        sin = tl.load(angle + R // 2, mask=is_pair, other=0.0)
     if WEIGHT is not None:
         low, high = _norm(low, high, low_weight, high_weight, eps, D, PLUS_ONE)
     if COS_SIN is not None:
-        low, high = _rotate(low, high, cos, sin)
+        new_low, new_high = _rotate(low, high, cos, sin)
+        if R < D:
+            new_low, new_high = tl.where(is_pair, new_low, low), tl.where(is_pair, new_high, high)
+        low, high = new_low, new_high
     return low, high
 
 
 @triton.jit
 def _store(
-    PAGES, SCALE, low, high, slot, head, dim, low_mask, high_mask, page_stride, head_stride,
-    cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    PAGES, SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, page_stride,
+    head_stride, cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
     """Store both halves of a tile of heads in the pages, unless the slot is negative."""
     page, cell = slot // PAGE, slot % PAGE
     target = PAGES + page * page_stride + cell * cell_stride
-    target += head.to(tl.int64)[:, None] * head_stride + dim
+    target += head.to(tl.int64)[:, None] * head_stride
     real = head < KV_HEADS
     low = to_pages(low, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
     high = to_pages(high, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
-    tl.store(target, low, mask=low_mask & (slot >= 0))
-    tl.store(target + HALF, high, mask=high_mask & (slot >= 0))
+    tl.store(target + at_low, low, mask=low_mask & (slot >= 0))
+    tl.store(target + at_high, high, mask=high_mask & (slot >= 0))
 
 
 @triton.jit
 def _qk_norm_rope_write(
     QKV, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
     k_page, k_head, k_token, v_page, v_head, v_token,
-    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr,
-    TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr,
-    PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
+    PAGE: tl.constexpr, TILE: tl.constexpr, Q_TILES: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    HAS_SCALE: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     HALF: tl.constexpr = (D + 1) // 2
     KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = QKV + token * qkv_token
-    dim = tl.arange(0, BLOCK_HALF)[None, :]
-    at_low = tl.broadcast_to(dim, [TILE, BLOCK_HALF])
+    lane = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], [TILE, BLOCK_HALF])
+    at_low, at_high = _halves(lane, D, R)
     if tile < Q_TILES:
         head = tile * TILE + tl.arange(0, TILE)
         real = (head < HEADS)[:, None]
-        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + head[:, None] * D + dim
+        low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
+        source = row + head[:, None] * D
         low, high = _normed_and_rotated(
-            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
-            DEPENDENT,
+            source, Q_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask, D,
+            R, PLUS_ONE, DEPENDENT,
         )  # fmt: skip
-        tl.store(source, low, mask=low_mask)
-        tl.store(source + HALF, high, mask=high_mask)
+        tl.store(source + at_low, low, mask=low_mask)
+        tl.store(source + at_high, high, mask=high_mask)
     else:
         slot = tl.load(SLOTS + token)
         head = (tile - Q_TILES) % KV_TILES * TILE + tl.arange(0, TILE)
         real = (head < KV_HEADS)[:, None]
-        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + (HEADS + head)[:, None] * D + dim
+        low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
+        source = row + (HEADS + head)[:, None] * D
         if tile < Q_TILES + KV_TILES:
             low, high = _normed_and_rotated(
-                source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, HALF,
-                PLUS_ONE, DEPENDENT,
+                source, K_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask,
+                D, R, PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
-                K, K_SCALE, low, high, slot, head, dim, low_mask, high_mask, k_page, k_head,
-                k_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                K, K_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, k_page,
+                k_head, k_token, KV_HEADS, PAGE, HAS_SCALE,
             )  # fmt: skip
         else:
             source += KV_HEADS * D
             low, high = _normed_and_rotated(
-                source, None, None, token, eps, at_low, low_mask, high_mask, D, HALF, PLUS_ONE,
-                DEPENDENT,
+                source, None, None, token, eps, lane, at_low, at_high, low_mask, high_mask, D, R,
+                PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
-                V, V_SCALE, low, high, slot, head, dim, low_mask, high_mask, v_page, v_head,
-                v_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                V, V_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, v_page,
+                v_head, v_token, KV_HEADS, PAGE, HAS_SCALE,
             )  # fmt: skip
 
 
@@ -186,7 +203,7 @@ def qk_norm_rope_write(
     qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
     slot_mapping: [T] int64; tokens with a negative slot are not stored
-    cos_sin:  [T, head_dim], of `Rope.rows`; None: no rope
+    cos_sin:  [T, dim], of `Rope.rows`: the first dim values of a head are rotated; None: no rope
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
     plus_one: the norms multiply by their weight + 1
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
@@ -200,9 +217,11 @@ def qk_norm_rope_write(
     assert slot_mapping.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
+    rotated = head_dim + head_dim % 2
     if cos_sin is not None:
-        assert cos_sin.shape == (tokens, head_dim) and cos_sin.is_contiguous()
-        assert head_dim % 2 == 0 and cos_sin.dtype == qkv.dtype
+        rotated = cos_sin.shape[1]
+        assert cos_sin.is_contiguous() and cos_sin.dtype == qkv.dtype and len(cos_sin) == tokens
+        assert head_dim % 2 == rotated % 2 == 0 and 0 < rotated <= head_dim
     config = config or qk_norm_rope_config(tokens, head_dim)
     q_tiles = triton.cdiv(heads, config.heads)
     if cos_sin is None and q_weight is None:
@@ -211,7 +230,7 @@ def qk_norm_rope_write(
         _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
             qkv, k, v, slot_mapping, cos_sin, q_weight, k_weight, k_scale, v_scale, eps,
             qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
-            D=head_dim, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
+            D=head_dim, R=rotated, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
             BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
             PLUS_ONE=plus_one,
             # Products are rounded before they are added, in fp32 too.

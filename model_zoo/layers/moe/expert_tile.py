@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.softmax import dot
-from model_zoo.layers.moe.activation import CLAMP_ALPHA, CLAMP_LIMIT
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_gemm.decode import decoding, load_weight, scale_is_per_row
 from model_zoo.layers.quantized_gemm.decode_bf16 import (
@@ -21,6 +20,7 @@ from model_zoo.layers.quantized_gemm.decode_bf16 import (
     load_weight_bf16,
 )
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.moe_config import CLAMP_ALPHA, CLAMP_LIMIT
 
 LIMIT, ALPHA = tl.constexpr(CLAMP_LIMIT), tl.constexpr(CLAMP_ALPHA)
 

@@ -36,6 +36,7 @@ class RopeCase:
     dtype: torch.dtype = FP32
     norm: bool = True
     plus_one: bool = False
+    partial: float = 1.0
     apply_rope: bool = True
     tokens: int = 5
 
@@ -51,7 +52,7 @@ class RopeCase:
         self.cos_sin = None
         if self.apply_rope:
             positions = torch.randint(0, 40_000, (self.tokens,), device=device)
-            rope = Rope(RopeConfig(theta=1e6), self.head_dim).to(device)
+            rope = Rope(RopeConfig(theta=1e6, partial=self.partial), self.head_dim).to(device)
             self.cos_sin = rope.rows(positions, self.dtype)
         self.slots = torch.randperm(PAGES * self.page)[: self.tokens].to(device)
 
@@ -98,6 +99,9 @@ CASES = {
     "wide heads": RopeCase(head_dim=256, heads=2, kv_heads=2),
     "heads that fill no tile": RopeCase(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
     "narrow heads": RopeCase(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
+    "half of a head rotated": RopeCase(dtype=BF16, head_dim=128, partial=0.5),
+    "a quarter rotated": RopeCase(dtype=FP16, head_dim=80, partial=0.25, norm=False, page=32),
+    "most rotated": RopeCase(head_dim=64, partial=0.75, heads=3, kv_heads=3),
     "fp32": RopeCase(head_dim=128, heads=6, kv_heads=3),
     "weights plus one": RopeCase(head_dim=256, heads=2, kv_heads=1, plus_one=True),
     "weights plus one in half": RopeCase(head_dim=24, dtype=FP16, plus_one=True),

@@ -38,7 +38,10 @@ def on_cpu(kind: str, directory: Path) -> tuple[ModelConfig, Model, Tensor, Tens
     return config, model, tokens, PagedRow(model, config, torch.float32).feed_in_steps(tokens, CUTS)
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "llama-yarn", "gpt2", "qwen2-moe", *GEMMA_KINDS])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3", "llama-yarn", "gpt2", "qwen2-moe", "gpt-oss", "glm4-moe", *GEMMA_KINDS],
+)
 def test_logits_are_those_of_separate_operations_where_kernels_are_interpreted(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
