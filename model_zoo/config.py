@@ -35,6 +35,8 @@ MODEL_TYPES = (
     "qwen3",
     "qwen3_moe",
 )
+# The published files of gpt-oss do not say theirs.
+DEFAULT_DTYPES = {"gpt_oss": "bfloat16"}
 # Of transformers, where config.json has no such field.
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
@@ -52,7 +54,9 @@ def read_config(directory: Path | str) -> ModelConfig:
         raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
     check_head(fields)
-    return read_as(fields, model_type, read_dtype(fields))
+    return read_as(
+        fields, model_type, read_dtype(fields, DEFAULT_DTYPES.get(model_type, "float32"))
+    )
 
 
 def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:

@@ -121,11 +121,12 @@ def windows_of(
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
 
-def read_dtype(fields: Fields) -> str:
+def read_dtype(fields: Fields, default: str = "float32") -> str:
+    """default: where there is no such field"""
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     value = fields.get(name)
     if value is None:
-        return "float32"
+        return default
     if str(value).removeprefix("torch.") not in DTYPES:
         raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
     return str(value).removeprefix("torch.")

@@ -99,7 +99,7 @@ def test_windows_and_rope_that_the_config_leaves_out_are_those_of_the_architectu
     values = json.loads(path.read_text())
     left_out = (
         *("layer_types", "sliding_window", "head_dim", "attention_bias", "rms_norm_eps"),
-        *("rope_parameters", "num_experts_per_tok"),
+        *("rope_parameters", "num_experts_per_tok", "dtype"),
     )
     path.write_text(json.dumps({n: v for n, v in values.items() if n not in left_out}))
     config = read_config(tmp_path)
@@ -109,6 +109,7 @@ def test_windows_and_rope_that_the_config_leaves_out_are_those_of_the_architectu
     assert config.rope.factor == 32 and not config.rope.truncate
     assert config.max_position == 131_072
     assert config.moe is not None and config.moe.router.top_k == 4
+    assert config.dtype == "bfloat16"
 
 
 def test_one_layer_with_a_window_and_one_without_are_compiled(tmp_path: Path):
