@@ -34,8 +34,9 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.dequant_gemm import tile_of
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, Scratch
-from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight, pack_codes
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+from model_zoo.quantization.quantized_weight import CodeKind
 
 ROWS = [64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between magnitudes: half-way
@@ -47,7 +48,7 @@ Weights = dict[str, list[PackedWeight]]
 
 
 def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWeight:
-    """Normal numbers of standard deviation 1 / sqrt(inputs), quantized; the order is of no matter.
+    """Normal numbers of standard deviation 1 / sqrt(inputs), quantized; the order is arbitrary.
 
     name  one of FORMATS
     """
@@ -71,10 +72,12 @@ def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWe
         bounds = torch.tensor(E2M1_BOUNDS, device=device)
         magnitude = torch.bucketize(normal.abs().mul_(2), bounds, out_int32=True).to(torch.uint8)
         codes = magnitude | ((normal < 0).to(torch.uint8) << 3)
-        scales = torch.full((inputs // 16, outputs), 0x38, dtype=torch.uint8, device=device)  # 1.0
+        shape = inputs // 128, outputs, 8
+        scales = torch.full(shape, E5M3_BIAS << 3, dtype=torch.uint8, device=device)  # 1.0
+    kind: CodeKind = "int4" if name == "int4" else "fp4"
     return PackedWeight(
-        kind="int4" if name == "int4" else "fp4",
-        words=(codes[:, ::2] | (codes[:, 1::2] << 4)).view(torch.int32),
+        kind=kind,
+        words=pack_codes(codes, kind),
         scales=scales,
         row_group=1,
         column_group=128 if name == "int4" else 16,

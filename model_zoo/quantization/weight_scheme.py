@@ -22,7 +22,7 @@ class WeightScheme:
     kind: CodeKind
     row_group: int
     column_group: int
-    scale_dtype: torch.dtype  # fp4: uint8, the bits of an e4m3 or e8m0
+    scale_dtype: torch.dtype  # fp4: uint8, as PackedWeight has them
     zeros: bool = False
     row_scales: bool = False
     permuted: bool = False
@@ -31,9 +31,12 @@ class WeightScheme:
     def parameters(self, outputs: int, inputs: int) -> Parameters:
         """The parameters of PackedWeight for N outputs and K inputs."""
         groups = -(-inputs // self.column_group)
-        grouped = (groups, outputs)
+        together = scales_together(self.row_group, self.column_group)
+        grouped: tuple[int, ...] = (groups, outputs)
         if self.row_group > 1:
             grouped = (-(-outputs // self.row_group), groups)
+        elif together > 1:
+            grouped = (-(-groups // together), outputs, together)
         found: Parameters = {
             "words": ((outputs, inputs * BITS[self.kind] // 32), torch.int32),
             "scales": (grouped, self.scale_dtype),
@@ -74,3 +77,10 @@ class WeightScheme:
         order = ", act-order" if self.permuted else ""
         only = ", W8A16" if self.kind == "fp8" and self.activation_bits == 16 else ""
         return f"{self.kind} in {scales}{zeros}{order}{only}"
+
+
+def scales_together(row_group: int, column_group: int) -> int:
+    """Groups of columns of a row whose scales a PackedWeight has together: those of 128 columns."""
+    if row_group > 1 or BLOCK % column_group:
+        return 1
+    return BLOCK // column_group

@@ -14,6 +14,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     quantize_rows,
     silu_mul_quantize,
 )
+from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
 from tests.support.kernels.shipped_attention import BF16, META, TOKENS, tensor
 
@@ -25,19 +26,24 @@ FORMATS = ("int4 g128", "int4 g32 zeros", "nvfp4", "fp8 row", "fp8 block")
 def weight(name: str) -> PackedWeight:
     """Of the shape OUTPUTS x INPUTS, from the fields of a small one."""
     small = pack(quantized(name, 128, 256, scales=BF16))
-    groups = -(-OUTPUTS // small.row_group) if small.row_group > 1 else OUTPUTS
-    per_row = small.column_group == 256
-    columns = 1 if per_row else INPUTS // small.column_group
-    shape = (groups, columns) if small.row_group > 1 else (columns, groups)
-    width = small.words.shape[1] * INPUTS // 256
-    return PackedWeight(
+    scheme = WeightScheme(
         kind=small.kind,
-        words=tensor(OUTPUTS, width, dtype=small.words.dtype),
-        scales=tensor(*shape, dtype=small.scales.dtype),
         row_group=small.row_group,
-        column_group=INPUTS if per_row else small.column_group,
-        zeros=None if small.zeros is None else tensor(*shape, dtype=small.zeros.dtype),
-        row_scales=None if small.row_scales is None else small.row_scales[:1].to(META),
+        column_group=INPUTS if small.column_group == 256 else small.column_group,
+        scale_dtype=small.scales.dtype,
+        zeros=small.zeros is not None,
+        row_scales=small.row_scales is not None,
+    )
+    shapes = scheme.parameters(OUTPUTS, INPUTS)
+    made = {name: tensor(*shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    return PackedWeight(
+        kind=scheme.kind,
+        words=made["words"],
+        scales=made["scales"],
+        row_group=scheme.row_group,
+        column_group=scheme.column_group,
+        zeros=made.get("zeros"),
+        row_scales=made.get("row_scales"),
     )
 
 
