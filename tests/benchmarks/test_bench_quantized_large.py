@@ -7,7 +7,6 @@ import torch
 
 from benchmarks.gemm.bench_quantized_large import FORMATS, random_weight, subjects_of
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
-from model_zoo.layers.quantized_gemm.fp8_gemm import Scratch
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 
 OUTPUTS, INPUTS = 32, 512
@@ -32,9 +31,8 @@ def test_weights_are_normal_numbers_of_the_size_of_a_models(device: str, name: s
 def test_every_subject_computes_the_same_product_of_its_weights():
     weights = {name: [random_weight(name, 256, INPUTS, "cuda")] for name in FORMATS}
     x = torch.randn(64, INPUTS, device="cuda").bfloat16()
-    scratch = Scratch(256 * INPUTS, torch.bfloat16, x.device)
     plain = [torch.randn(256, INPUTS, device="cuda").bfloat16()]
-    subjects = subjects_of(plain, weights, x, scratch)
+    subjects = subjects_of(plain, weights, x)
     for title, (call, several) in subjects.items():
         format = next(
             (name for name in FORMATS if title.split()[-1] == name.split()[0]),
