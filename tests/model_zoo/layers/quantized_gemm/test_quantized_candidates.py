@@ -129,8 +129,7 @@ def test_a_choice_for_many_rows_leaves_the_others_as_they_are():
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ["int4 g128", "nvfp4", "mxfp4", "fp8 row"])
 def test_what_is_chosen_on_a_gpu_multiplies_rightly(name: str, tmp_path: Path):
-    with torch.device("cuda"):
-        layer = linear(name, 1536, 2048)
+    layer = linear(name, 1536, 2048).cuda()
     assert layer.packed is not None and layer.bias is not None
     weight = quantized(name, 1536, 2048, device="cuda", scales=BF16)
     layer.packed.store(0, weight)

@@ -138,7 +138,7 @@ def each_product(
 @pytest.mark.parametrize("dtype", [BF16, pytest.param(FP16, marks=pytest.mark.slow)])
 def test_every_candidate_is_right(name: str, dtype: torch.dtype):
     products = list(each_product(name, dtype))
-    assert len(products) > 100
+    assert len(products) > 50
     with compiling_only(Compilers()):  # on all cores
         packed = {id(weight): pack(weight) for _, _, weight, _ in products}
         for gemm, x, weight, bias in products:
