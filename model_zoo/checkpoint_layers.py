@@ -14,7 +14,7 @@ from model_zoo.config import ModelError
 from model_zoo.layers.linear import LoadedProjection
 from model_zoo.quantization.config import QuantizationConfig, read_quantization
 from model_zoo.quantization.quantize import quantize_fp8
-from model_zoo.quantization.quantized_weight import BITS, CodeKind
+from model_zoo.quantization.quantized_weight import BITS, CodeKind, QuantizedWeight
 from model_zoo.quantization.readers.registry import SUFFIXES, check, read
 from model_zoo.quantization.readers.resolve import resolve
 from model_zoo.quantization.readers.tensor_spec import FLOATS, Present, tensor_name
@@ -34,6 +34,8 @@ KINDS: dict[FormatName, CodeKind] = {
 }
 # Of tensors' names, by suffix: a model with experts asks for all of them for thousands of layers.
 ENDINGS = tuple((suffix, tensor_name("", suffix)) for suffix in SUFFIXES)
+# Of tensors of all experts, whose first dimension is the expert.
+STACKED_DIMENSIONS = {"_blocks": 4, "_scales": 3}
 SECOND_SCALE: tuple[FormatName, ...] = ("nvfp4", "nvfp4-pack-quantized")
 
 
@@ -107,7 +109,7 @@ class CheckpointLayers:
         scheme = schemes.pop()
         if scheme is None or schemes or not self.packs:
             return None
-        return scheme if all(scheme.fits(n, inputs) for n in parts.values()) else None
+        return scheme if all(scheme.has_whole_groups(n, inputs) for n in parts.values()) else None
 
     def take(
         self, projection: LoadedProjection, sources: MutableMapping[str, CheckpointTensor]
@@ -120,15 +122,41 @@ class CheckpointLayers:
         stored = self.stored(name, shape)
         if self.runs_as(name, shape) is None:
             return None
-        names = {suffix: tensor_name(name, suffix) for suffix in SUFFIXES}
-        found = {suffix: sources.pop(full) for suffix, full in names.items() if full in sources}
-        present = {suffix: (source.dtype, source.shape) for suffix, source in found.items()}
+        found = _pop(name, sources)
+        present = {s: (source.dtype, _of_one(s, source.shape)) for s, source in found.items()}
         if stored is not None:
             check(name, shape, stored, present)
         elif "weight" in found:
             expected = shape[::-1] if projection.transposed else shape
             _check_shape(found["weight"], expected)
         return found
+
+    def take_stacked(
+        self,
+        name: str,
+        experts: int,
+        shape: Shape,
+        sources: MutableMapping[str, CheckpointTensor],
+    ) -> dict[str, CheckpointTensor] | None:
+        """As `take`, the tensors that hold the quantized weights of all experts.
+
+        shape: of the weight of one.  None: it is not quantized.
+        """
+        stored = self.stored(name, shape)
+        if stored is None:
+            return None
+        found = _pop(name, sources)
+        present = {s: (source.dtype, _of_one(s, source.shape)) for s, source in found.items()}
+        check(name, shape, stored, present)
+        for source in found.values():
+            _check_shape(source, (experts, *source.shape[1:]))
+        return found
+
+    def reading(self, name: str, shape: Shape) -> Callable[[Mapping[str, Tensor]], QuantizedWeight]:
+        """What the tensors of `take_stacked` of one expert mean."""
+        stored = self.stored(name, shape)
+        assert stored is not None
+        return lambda tensors: read(tensors, stored, shape, name)
 
     def conversion(self, projection: LoadedProjection) -> Callable[[Mapping[str, Tensor]], None]:
         """Stores the tensors of `take`, by suffix, in the projection's parameters."""
@@ -161,8 +189,25 @@ class CheckpointLayers:
             for suffix, ending in ENDINGS:
                 source = sources.get(module + ending)
                 if source is not None:
-                    found[suffix] = source.dtype, source.shape
+                    found[suffix] = source.dtype, _of_one(suffix, source.shape)
+            if module in sources:  # of all experts, unquantized
+                found["weight"] = sources[module].dtype, sources[module].shape[1:]
         return found
+
+
+def _pop(name: str, sources: MutableMapping[str, CheckpointTensor]) -> dict[str, CheckpointTensor]:
+    """Remove a layer's tensors from `sources`: by suffix."""
+    names = {suffix: tensor_name(name, suffix) for suffix in SUFFIXES}
+    return {suffix: sources.pop(full) for suffix, full in names.items() if full in sources}
+
+
+def _of_one(suffix: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of one expert's part of a tensor, or of a tensor of one layer."""
+    return shape[1:] if holds_all_experts(suffix, shape) else shape
+
+
+def holds_all_experts(suffix: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) == STACKED_DIMENSIONS.get(suffix)
 
 
 def _check_shape(source: CheckpointTensor, shape: tuple[int, ...]) -> None:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from model_zoo.families.gemma import read_gemma
+from model_zoo.families.glm4_moe import read_glm4_moe
+from model_zoo.families.gpt_oss import read_gpt_oss
 from model_zoo.families.model_config import (
     ModelConfig,
     check_head,
     read_dtype,
     read_eos_ids,
+    read_heads,
+    windows_of,
 )
 from model_zoo.families.qwen3_5 import MODEL_TYPES as QWEN3_5
 from model_zoo.families.qwen3_5 import read_qwen3_5
@@ -22,7 +26,9 @@ __all__ = ["ModelConfig", "ModelError", "RopeConfig", "read_config"]
 GEMMA = ("gemma2", "gemma3", "gemma3_text")
 MODEL_TYPES = (
     *GEMMA,
+    "glm4_moe",
     "gpt2",
+    "gpt_oss",
     "llama",
     "mistral",
     "mixtral",
@@ -32,6 +38,8 @@ MODEL_TYPES = (
     *QWEN3_5,
     "qwen3_moe",
 )
+# The published files of gpt-oss do not say theirs.
+DEFAULT_DTYPES = {"gpt_oss": "bfloat16"}
 # Of transformers, where config.json has no such field.
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
@@ -49,7 +57,9 @@ def read_config(directory: Path | str) -> ModelConfig:
         raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
     check_head(fields)
-    return read_as(fields, model_type, read_dtype(fields))
+    return read_as(
+        fields, model_type, read_dtype(fields, DEFAULT_DTYPES.get(model_type, "float32"))
+    )
 
 
 def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
@@ -60,6 +70,10 @@ def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         return read_qwen3_5(fields, model_type)
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
+    if model_type == "gpt_oss":
+        return read_gpt_oss(fields, dtype)
+    if model_type == "glm4_moe":
+        return read_glm4_moe(fields, dtype)
     return _llama_family(fields, model_type, dtype)
 
 
@@ -67,15 +81,7 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
     """llama, mistral, qwen2, qwen3, and those of them with experts: one block, with and without
     biases and q/k norms."""
     hidden_size = fields.integer("hidden_size")
-    num_heads = fields.integer("num_attention_heads")
-    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
-    head_dim = fields.integer("head_dim", hidden_size // num_heads)
-    if num_heads % num_kv_heads:
-        raise fields.error(
-            "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads is expected"
-        )
-    if head_dim % 2 or not head_dim:  # 0 if there are more heads than hidden_size
-        raise fields.error("head_dim", head_dim, "an even number above 0 is expected")
+    heads = read_heads(fields)
     fields.choice("hidden_act", ("silu",), "silu")
     attention_bias = False
     if model_type in ("llama", "qwen3", "qwen3_moe"):
@@ -93,9 +99,9 @@ def _llama_family(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         hidden_size=hidden_size,
         intermediate_size=fields.integer("intermediate_size"),
         num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
         max_position=max_position,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         qk_norm=model_type in ("qwen3", "qwen3_moe"),
@@ -148,17 +154,7 @@ def _windows(fields: Fields, model_type: str, num_layers: int) -> tuple[int, ...
     """ModelConfig.windows of the llama family, as transformers reads these fields."""
     layer_types = fields.get("layer_types")
     if isinstance(layer_types, list):
-        kinds = set(map(str, layer_types))
-        if kinds - {"full_attention", "sliding_attention"}:
-            raise fields.error(
-                "layer_types", sorted(kinds), "supported: full_attention, sliding_attention"
-            )
-        if kinds == {"full_attention"}:
-            return ()
-        if len(layer_types) != num_layers:
-            raise fields.error("layer_types", layer_types, f"{num_layers} layers are expected")
-        window = fields.integer("sliding_window")
-        return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+        return windows_of(fields, layer_types, num_layers)
     window, first = _sliding_window(fields, model_type)
     if window is None or first >= num_layers:
         return ()

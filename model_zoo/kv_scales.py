@@ -37,6 +37,8 @@ def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, 
         if found is None:
             continue
         layer, kind = int(found["layer"]), "kv".index(found["kind"] or found["projection"])
+        if config.num_layers <= layer < config.num_layers + config.prediction_layers:
+            continue
         if layer >= config.num_layers:
             raise ModelError(f"{source}: config.json describes {config.num_layers} layers")
         if layer not in places:

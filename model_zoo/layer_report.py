@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from model_zoo.layers.gemm.implementations import MAX_ROWS
+from model_zoo.layers.gemm.implementations import MANY_BUCKETS, MAX_ROWS
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.model import Model
 
-DEQUANTIZED = "DequantizedGemm"
+DEQUANTIZED = "dequantize then cuBLAS"  # DequantizeThenCublas.name; its module needs Triton
+MANY = [1 + most for most in (MAX_ROWS, *MANY_BUCKETS)]  # one of each GEMM for more rows
 UNPACKED = (
     "take the memory and the time of unquantized ones: no kernel multiplies them as they are "
     "stored, or fused layers differ (`wavefill formats` says which)"
@@ -20,7 +21,7 @@ UNPACKED = (
 def describe_layers(model: Model) -> list[str]:
     """A line for each kind of weight, the most bytes first; none if no layer is quantized.
 
-    `fp8 in rows: 144 layers, 6.95 GB: DequantGemm, ScaledMM; above 64 rows ScaledMM`
+    `fp8 in rows: 144 layers, 6.95 GB: dequantize in registers; above 64 rows fp8 tensor cores`
     """
     groups, stacks = _groups(model), _stacks(model)
     layers = [layer for each in (*groups.values(), *stacks.values()) for layer in each]
@@ -43,9 +44,9 @@ def slow_layers(model: Model) -> list[str]:
         layers = f"{len(linears)} layers of {name}"
         if linears[0].is_dequantized:
             found.append(f"{layers} {UNPACKED}")
-        elif DEQUANTIZED in _kernels(linears, [MAX_ROWS + 1]):
+        elif slow := [rows for rows in MANY if DEQUANTIZED in _kernels(linears, [rows])]:
             found.append(
-                f"{layers} are dequantized for each step of more than {MAX_ROWS} tokens, which "
+                f"{layers} are dequantized for each step of more than {slow[0] - 1} tokens, which "
                 "then takes longer than with unquantized weights"
             )
     return found
@@ -85,8 +86,8 @@ def _stack_line(name: str, stacks: list[ExpertStack]) -> str:
 
 def _line(name: str, linears: list[Linear]) -> str:
     plural = "s" if len(linears) > 1 else ""
-    few = _kernels(linears, range(1, MAX_ROWS + 1))
-    many = _kernels(linears, [MAX_ROWS + 1])
+    few = ", ".join(_kernels(linears, range(1, MAX_ROWS + 1)))
+    many = ", ".join(_kernels(linears, MANY))
     size = f"{_bytes(linears) / 1e9:.2f} GB"
     return f"{name}: {len(linears)} layer{plural}, {size}: {few}; above {MAX_ROWS} rows {many}"
 
@@ -100,8 +101,8 @@ def _bytes(linears: Iterable[Linear]) -> int:
     )
 
 
-def _kernels(linears: Sequence[Linear], rows: Iterable[int]) -> str:
+def _kernels(linears: Sequence[Linear], rows: Iterable[int]) -> list[str]:
     """The names of what multiplies so many rows."""
     default = "cuBLAS" if linears[0].device.type == "cuda" else "PyTorch"
     gemms = {linear.gemm_of(count) for linear in linears for count in rows}
-    return ", ".join(sorted({default if gemm is None else type(gemm).__name__ for gemm in gemms}))
+    return sorted({default if gemm is None else gemm.name for gemm in gemms})

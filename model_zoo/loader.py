@@ -16,6 +16,7 @@ from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
+from model_zoo.layers.quantized_gemm.stacked_parameters import StackedParameters
 from model_zoo.model import Model
 from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader, read_in_turn
@@ -107,7 +108,7 @@ def match_checkpoint(
 def fill_randomly(model: nn.Module) -> None:
     """Standard deviation 0.02, norms around 1: zeros would draw less power and run faster."""
     for module in model.modules():
-        if isinstance(module, PackedParameters):
+        if isinstance(module, PackedParameters | StackedParameters):
             module.fill_randomly()
             continue
         centre = 1.0 if isinstance(module, RMSNorm | LayerNorm) else 0.0

@@ -13,8 +13,9 @@ from model_zoo.json_fields import Fields
 Scoring = Literal["softmax", "topk_softmax", "sigmoid"]
 # silu_mul           silu(gate) * up
 # gelu_tanh_mul      gelu(gate) * up, with the tanh approximation of gelu
-# clamped_swiglu     of gpt-oss: (up + 1) * gate * sigmoid(1.702 * gate), both clamped
+# clamped_swiglu     of gpt-oss: (up + 1) * gate * sigmoid(CLAMP_ALPHA * gate), both clamped
 Activation = Literal["silu_mul", "gelu_tanh_mul", "clamped_swiglu"]
+CLAMP_LIMIT, CLAMP_ALPHA = 7.0, 1.702
 MAX_EXPERTS = 1024  # of a layer: the router's kernel has a row of logits in registers
 
 
@@ -32,6 +33,7 @@ class RouterConfig:
     groups: int = 1
     kept_groups: int = 1
     correction_bias: bool = False  # of sigmoid
+    bias: bool = False  # of the logits
 
     def __post_init__(self) -> None:
         assert 1 <= self.top_k <= self.num_experts <= MAX_EXPERTS
@@ -66,14 +68,14 @@ class MoEConfig:
 
 
 def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | None:
-    """The experts of a model of the Llama family; None: every layer has one MLP.
+    """The experts of Mixtral, Qwen2-MoE and Qwen3-MoE; None: every layer has one MLP.
 
     Raises ModelError for fields that do not fit one another.
     """
     if model_type == "mixtral":
         router = RouterConfig(
-            num_experts=_experts(fields, "num_local_experts", 8),
-            top_k=_top_k(fields, "num_local_experts", 8, 2),
+            num_experts=read_num_experts(fields, "num_local_experts", 8),
+            top_k=read_top_k(fields, "num_local_experts", 8, 2),
             renormalize=True,
         )
         return MoEConfig(router=router, intermediate_size=fields.integer("intermediate_size"))
@@ -84,8 +86,8 @@ def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | No
     always = model_type == "qwen3_5_moe_text"  # which has no such field
     top_k = {"qwen2_moe": 4, "qwen3_next": 10}.get(model_type, 8)
     router = RouterConfig(
-        num_experts=_experts(fields, name),
-        top_k=_top_k(fields, name, None, top_k),
+        num_experts=read_num_experts(fields, name),
+        top_k=read_top_k(fields, name, None, top_k),
         renormalize=always or fields.flag("norm_topk_prob", model_type == "qwen3_next"),
     )
     shared = model_type != "qwen3_moe"
@@ -99,18 +101,26 @@ def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | No
     )
 
 
-def _experts(fields: Fields, name: str, default: int | None = None) -> int:
+def read_num_experts(fields: Fields, name: str, default: int | None = None) -> int:
     count = fields.integer(name) if default is None else fields.integer(name, default)
     if count > MAX_EXPERTS:
         raise fields.error(name, count, f"at most {MAX_EXPERTS} experts are supported")
     return count
 
 
-def _top_k(fields: Fields, experts: str, default_experts: int | None, default: int) -> int:
-    count, top_k = _experts(fields, experts, default_experts), "num_experts_per_tok"
-    chosen = fields.integer(top_k, default)
+def read_top_k(
+    fields: Fields,
+    experts: str,
+    default_experts: int | None,
+    default: int,
+    *,
+    name: str = "num_experts_per_tok",
+) -> int:
+    """The field `name`; experts, default_experts: as in read_num_experts"""
+    count = read_num_experts(fields, experts, default_experts)
+    chosen = fields.integer(name, default)
     if chosen > count:
-        raise fields.error(top_k, chosen, f"at most the {count} of `{experts}` are expected")
+        raise fields.error(name, chosen, f"at most the {count} of `{experts}` are expected")
     return chosen
 
 

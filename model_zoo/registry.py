@@ -23,6 +23,8 @@ MODELS = {
     "gemma2": "model_zoo.models.gemma:Gemma",
     "gemma3": "model_zoo.models.gemma:Gemma",
     "gemma3_text": "model_zoo.models.gemma:Gemma",
+    "gpt_oss": "model_zoo.models.llama:Llama",
+    "glm4_moe": "model_zoo.models.llama:Llama",
     "gpt2": "model_zoo.models.gpt2:GPT2",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from model_zoo.json_fields import Fields
@@ -27,10 +27,11 @@ class RopeConfig:
     attention_factor: float | None = None  # None: derived from factor and the two below
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    partial: float = 1.0  # the share of a head's values, from the first on, that is rotated
 
 
 def read_rope(
-    fields: Fields, max_position: int, *, partial: bool = False
+    fields: Fields, max_position: int, *, theta: float = 10_000.0, partial: float | None = None
 ) -> tuple[RopeConfig, int]:
     """The rope of a config.json, and the number of positions that it supports.
 
@@ -39,16 +40,15 @@ def read_rope(
     `max_position_embeddings`; beyond, its frequencies depend on the sequence length, and keys that
     are already in the KV cache (and shared between requests) would have stale rotations: such a
     model is served up to `max_position_embeddings`, where it is exact.
-    partial: the caller reads how many values of a head are rotated; else all have to be.
+    theta, partial: where the fields say none; partial None: the architecture rotates all of a head
     Raises ModelError, naming the field.
     """
     name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
     rope = fields.nested(name)
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise fields.error(name, rope.values, "one rope for all layers is supported")
-    if not partial:
-        _refuse_partial(fields, rope)
-    return _read(fields, rope, fields.number("rope_theta", 10_000.0), max_position)
+    config, length = _read(fields, rope, fields.number("rope_theta", theta), max_position)
+    return replace(config, partial=_partial(fields, rope, partial)), length
 
 
 def read_layer_ropes(
@@ -64,8 +64,8 @@ def read_layer_ropes(
     local_theta = fields.number("rope_local_base_freq", local_theta)
     if not fields.get("rope_parameters"):
         scaling = fields.nested("rope_scaling")
-        _refuse_partial(fields, scaling)
         full, _ = _read(fields, scaling, theta, max_position)
+        _partial(fields, scaling, None)
         return full, RopeConfig(theta=local_theta)
     both = fields.nested("rope_parameters")
     unknown = both.values.keys() - {"full_attention", "sliding_attention"}
@@ -75,10 +75,10 @@ def read_layer_ropes(
             both.values,
             "objects full_attention and sliding_attention are expected in it",
         )
-    for name in sorted(both.values):
-        _refuse_partial(fields, both.nested(name))
     full, _ = _read(fields, both.nested("full_attention"), theta, max_position)
     local, _ = _read(fields, both.nested("sliding_attention"), local_theta, max_position)
+    for kind in both.values:
+        _partial(fields, both.nested(kind), None)
     return full, local
 
 
@@ -104,9 +104,18 @@ def _read(
     return yarn, max(max_position, int(original * yarn.factor))
 
 
-def _refuse_partial(fields: Fields, rope: Fields) -> None:
-    for each in (rope, fields):
-        each.refuse("partial_rotary_factor", "only 1.0 is supported", allowed=(None, 1))
+def _partial(fields: Fields, rope: Fields, default: float | None) -> float:
+    """RopeConfig.partial; default None: only 1 is supported."""
+    name = "partial_rotary_factor"
+    if default is None:
+        for place in (rope, fields):
+            place.refuse(name, "only 1.0 is supported", allowed=(None, 1))
+        return 1.0
+    place = fields if rope.get(name) is None else rope
+    found = place.number(name, default)
+    if found > 1:
+        raise place.error(name, found, "at most 1.0 is expected")
+    return found
 
 
 def _factor(rope: Fields) -> float:

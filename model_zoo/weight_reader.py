@@ -106,7 +106,8 @@ def read_in_turn(targets: Iterable[WeightTarget], progress: Callable[[int, int],
     done = 0
     for target in order:
         tensor = target.source.read()
-        target.destination.tensor().copy_(tensor)
+        place = target.destination.tensor()
+        place.copy_(tensor.view(place.shape))  # as many elements in the same order
         complete = target.destination.filled(target.source.num_bytes)
         if complete is not None:
             complete.convert()

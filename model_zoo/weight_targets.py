@@ -81,10 +81,24 @@ class WeightTargets:
                 self._add_projection(projection)
             return
         for name, tensor in stacked.items():
+            if tensor.is_weight and self._add_quantized_stack(name, tensor):
+                continue
             if tensor.place is not None:
                 self._add_parameter(name, tensor.place, tensor.shape)
             else:
                 self._quantize_stacked(name, tensor)
+
+    def _add_quantized_stack(self, name: str, tensor: StackedTensor) -> bool:
+        """Whether the files have the stack quantized."""
+        stack, layers = tensor.stack, self._layers
+        shape = stack.outputs, stack.inputs
+        sources = layers.take_stacked(name, stack.experts, shape, self._sources)
+        if sources is None:
+            return False
+        read_one = layers.reading(name, shape)
+        layer = StagedLayer(sources, stack.device, lambda tensors: tensor.fill(tensors, read_one))
+        self.targets += [WeightTarget(staged.source, staged) for staged in layer.tensors.values()]
+        return True
 
     def _quantize_stacked(self, name: str, tensor: StackedTensor) -> None:
         source = self._take_parameter(name, tensor.shape)
@@ -125,6 +139,8 @@ class WeightTargets:
 
     def _check(self) -> None:
         config = self._config
+        last = config.num_layers + config.prediction_layers
+        skipped = tuple(f"model.layers.{i}." for i in range(config.num_layers, last))
         unexpected = [
             source.name
             for name, source in self._sources.items()
@@ -133,6 +149,7 @@ class WeightTargets:
                 or (config.model_type in TEXT_ONLY and name.startswith(VISION))
                 or name.startswith(config.skipped_weights)
                 or is_kv_scale(name)  # read_kv_scales reads them where fp8 pages need them
+                or name.startswith(skipped)
                 or (config.tie_embeddings and name.startswith("lm_head."))
             )
         ]

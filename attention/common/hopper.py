@@ -11,11 +11,14 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 cta_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier
 
 
-def tma_desc(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """A TMA descriptor of a tensor of 8 or 16-bit elements; those out of bounds load as zeros."""
+def tma_desc(tensor: Tensor, box: list[int], swizzle: int = 128) -> TensorDescriptor:
+    """A TMA descriptor of a tensor of 8, 16 or 32-bit elements; those out of bounds load as zeros.
+
+    swizzle  bytes of a row that lie together in shared memory, where rows are at least that long
+    """
     size = tensor.element_size()
     layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=min(128, size * box[-1]), element_bitwidth=8 * size, rank=len(box)
+        swizzle_byte_width=min(swizzle, size * box[-1]), element_bitwidth=8 * size, rank=len(box)
     )
     return TensorDescriptor.from_tensor(tensor, box, layout)
 

@@ -8,8 +8,8 @@ For each number of rows and each GEMM of a layer, microseconds and TFLOP/s of:
   row, block          torch._scaled_mm of fp8 weights, and the pass that quantizes x
   ... alone           the same without that pass
   row fast alone      with sums of fewer bits
-  dequantized         the weight as bf16 into a scratch buffer, then cuBLAS
-  inside              dequant_gemm, which dequantizes on the way to the tensor cores
+  then cuBLAS         "dequantize then cuBLAS": the weight as bf16 into memory, then cuBLAS
+  in registers        "dequantize in registers", on the way to the tensor cores
 
 Before each layer's table, once: dequantizing alone, with the bandwidth of what it reads and writes.
 Weights are normal, quantized, and so many that none is in the L2 cache when it is read again.  If
@@ -33,9 +33,10 @@ from benchmarks.gemm.gemm_chain import MODELS
 from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.dequant_gemm import tile_of
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM
-from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM, scratch
+from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight, pack_codes
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+from model_zoo.quantization.quantized_weight import CodeKind
 
 ROWS = [64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between magnitudes: half-way
@@ -47,7 +48,7 @@ Weights = dict[str, list[PackedWeight]]
 
 
 def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWeight:
-    """Normal numbers of standard deviation 1 / sqrt(inputs), quantized; the order is of no matter.
+    """Normal numbers of standard deviation 1 / sqrt(inputs), quantized; the order is arbitrary.
 
     name  one of FORMATS
     """
@@ -71,10 +72,12 @@ def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWe
         bounds = torch.tensor(E2M1_BOUNDS, device=device)
         magnitude = torch.bucketize(normal.abs().mul_(2), bounds, out_int32=True).to(torch.uint8)
         codes = magnitude | ((normal < 0).to(torch.uint8) << 3)
-        scales = torch.full((inputs // 16, outputs), 0x38, dtype=torch.uint8, device=device)  # 1.0
+        shape = inputs // 128, outputs, 8
+        scales = torch.full(shape, E5M3_BIAS << 3, dtype=torch.uint8, device=device)  # 1.0
+    kind: CodeKind = "int4" if name == "int4" else "fp4"
     return PackedWeight(
-        kind="int4" if name == "int4" else "fp4",
-        words=(codes[:, ::2] | (codes[:, 1::2] << 4)).view(torch.int32),
+        kind=kind,
+        words=pack_codes(codes, kind),
         scales=scales,
         row_group=1,
         column_group=128 if name == "int4" else 16,
@@ -100,14 +103,12 @@ def cold_weights(outputs: int, inputs: int, device: str) -> tuple[list[Tensor], 
     return plain, quantized
 
 
-def subjects_of(
-    plain: list[Tensor], weights: Weights, x: Tensor, scratch: Tensor
-) -> dict[str, tuple[Call, int]]:
+def subjects_of(plain: list[Tensor], weights: Weights, x: Tensor) -> dict[str, tuple[Call, int]]:
     """What is timed, and over how many weights."""
     row, block, fast = ScaledMM("row"), ScaledMM("block"), ScaledMM("row", fast_accum=True)
     rows, blocks = quantize_rows(x, "row"), quantize_rows(x, "block")
     by_row, by_block = weights["fp8 row"], weights["fp8 block"]
-    dequantized, inside = DequantizedGemm(scratch), tile_of(x.device, len(x))
+    then_cublas, in_registers = DequantizeThenCublas(), tile_of(x.device, len(x))
     found: dict[str, tuple[Call, int]] = {
         "cublas": (lambda i: F.linear(x, plain[i]), len(plain)),
         "row": (lambda i: row.run(x, by_row[i], None), len(by_row)),
@@ -118,16 +119,17 @@ def subjects_of(
     }
     for name in ("int4", "nvfp4"):
         several = weights[name]
-        for title, gemm in {"dequantized": dequantized, "inside": inside}.items():
+        for title, gemm in {"then cuBLAS": then_cublas, "in registers": in_registers}.items():
             call = lambda i, gemm=gemm, w=several: gemm.run(x, w[i], None)  # noqa: E731
             found[f"{title} {name}"] = call, len(several)
     return found
 
 
-def time_dequantizing(weights: Weights, scratch: Tensor, timer: GraphTimer) -> dict[str, float]:
+def time_dequantizing(weights: Weights, timer: GraphTimer) -> dict[str, float]:
     """Microseconds for each format."""
     outputs, inputs = weights["int4"][0].shape
-    out = scratch[: outputs * inputs].view(outputs, inputs)
+    device = weights["int4"][0].device
+    out = scratch(device, BF16, outputs * inputs).view(outputs, inputs)
     found: dict[str, float] = {}
     for name, several in weights.items():
         call = lambda i, w=several: dequantize_into(w[i], out)  # noqa: E731
@@ -145,18 +147,17 @@ def measure(
     outputs, inputs = shape
     print(f"{name}: {outputs} x {inputs}")
     plain, weights = cold_weights(outputs, inputs, "cuda")
-    scratch = torch.empty(outputs * inputs, dtype=BF16, device="cuda")
-    dequantizing = time_dequantizing(weights, scratch, timer)
+    dequantizing = time_dequantizing(weights, timer)
     results: list[dict[str, object]] = []
     for count in rows:
         x = torch.randn(count, inputs, device="cuda").to(BF16)
-        subjects = subjects_of(plain, weights, x, scratch)
+        subjects = subjects_of(plain, weights, x)
         samples = timer.replay([timer.capture(*subject) for subject in subjects.values()])
         times = {title: sample.us for title, sample in zip(subjects, samples, strict=True)}
         if not results:
-            print(f"{'rows':>6}" + "".join(f"{title:>18}" for title in times))
+            print(f"{'rows':>6}" + "".join(f"{title:>20}" for title in times))
         work = 2 * count * outputs * inputs
-        columns = (f"{us:>11.1f} ({work / us / 1e6:>4.0f})" for us in times.values())
+        columns = (f"{us:>13.1f} ({work / us / 1e6:>4.0f})" for us in times.values())
         print(f"{count:>6}" + "".join(columns), flush=True)
         results.append(
             {"gemm": name, "outputs": outputs, "inputs": inputs, "rows": count}

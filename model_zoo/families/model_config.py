@@ -44,13 +44,14 @@ class ModelConfig:
     norm_plus_one: bool = False  # RMSNorms multiply by their weight + 1
     embedding_scale: float = 1.0  # multiplies embeddings, but not a tied head
     logit_softcap: float = 0.0  # final logits become cap * tanh(logit / cap); 0: unchanged
-    rotary_dim: int = 0  # values at the front of a head that rope rotates; 0: all
     attention_gate: bool = (
-        False  # attention's output is multiplied by a sigmoid, of the query's size
+        False  # attention's output is multiplied by a sigmoid, as Attention.gated
     )
     delta_net: DeltaNetConfig | None = None  # None: every layer has attention
     text_part: bool = False  # config.json is of a model that sees images, too
     skipped_weights: tuple[str, ...] = ()  # of the checkpoint, by the beginning of their names
+    # After the last layer: layers that predict further tokens, which are not loaded.
+    prediction_layers: int = 0
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -92,11 +93,53 @@ def check_head(fields: Fields) -> None:
         raise fields.error("architectures", names, "a causal language model is expected")
 
 
-def read_dtype(fields: Fields) -> str:
+@dataclass(frozen=True, slots=True)
+class Heads:
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def read_heads(fields: Fields, head_dim: int | None = None) -> Heads:
+    """head_dim: where the fields say none; None: hidden_size / num_attention_heads"""
+    num_heads = fields.integer("num_attention_heads")
+    num_kv_heads = fields.integer("num_key_value_heads", num_heads)
+    head_dim = fields.integer("head_dim", head_dim or fields.integer("hidden_size") // num_heads)
+    assert head_dim is not None
+    if num_heads % num_kv_heads:
+        raise fields.error(
+            "num_key_value_heads", num_kv_heads, f"a divisor of {num_heads} heads is expected"
+        )
+    if head_dim % 2 or not head_dim:  # 0 if there are more heads than hidden_size
+        raise fields.error("head_dim", head_dim, "an even number above 0 is expected")
+    return Heads(num_heads, num_kv_heads, head_dim)
+
+
+def windows_of(
+    fields: Fields, layer_types: list[object], num_layers: int, default: int | None = None
+) -> tuple[int, ...]:
+    """ModelConfig.windows of the kinds of all layers; default: of the window, None: it must be in
+    the fields"""
+    kinds = set(map(str, layer_types))
+    if kinds - {"full_attention", "sliding_attention"}:
+        raise fields.error(
+            "layer_types", sorted(kinds), "supported: full_attention, sliding_attention"
+        )
+    if kinds == {"full_attention"}:
+        return ()
+    if len(layer_types) != num_layers:
+        raise fields.error("layer_types", layer_types, f"{num_layers} layers are expected")
+    name = "sliding_window"
+    window = fields.integer(name) if default is None else fields.integer(name, default)
+    return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+
+
+def read_dtype(fields: Fields, default: str = "float32") -> str:
+    """default: where there is no such field"""
     name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
     value = fields.get(name)
     if value is None:
-        return "float32"
+        return default
     if str(value).removeprefix("torch.") not in DTYPES:
         raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
     return str(value).removeprefix("torch.")

@@ -44,7 +44,7 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         raise fields.error("attn_output_gate", False, "only true is supported")
     attention_bias = fields.flag("attention_bias", False)
     rope, max_position = read_rope(
-        fields, fields.integer("max_position_embeddings", 32768), partial=True
+        fields, fields.integer("max_position_embeddings", 32768), partial=ROTARY_FACTOR
     )
     moe = read_moe(fields, model_type, num_layers)
     inner = fields.integer("intermediate_size", None if moe is not None else 12288)
@@ -62,7 +62,6 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         qk_norm=True,
         norm_plus_one=True,
         rope=rope,
-        rotary_dim=_rotary_dim(fields, head_dim),
         tie_embeddings=fields.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", False)),
         qkv_bias=attention_bias,
         out_bias=attention_bias,
@@ -82,20 +81,6 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
 def moe_inner(fields: Fields) -> int:
     """The inner size of dense layers where config.json has none: no layer is dense."""
     return fields.integer("moe_intermediate_size")
-
-
-def _rotary_dim(fields: Fields, head_dim: int) -> int:
-    """Values at the front of a head that rope rotates, as halves."""
-    name = "partial_rotary_factor"
-    rope = fields.nested("rope_parameters")
-    source = rope if rope.get(name) is not None else fields
-    factor = source.number(name, ROTARY_FACTOR)
-    rotary = int(head_dim * factor)
-    if rotary % 2 or not 2 <= rotary <= head_dim or head_dim // 2 < rotary < head_dim:
-        raise source.error(
-            name, factor, f"all or at most half of the {head_dim} values of a head are rotated"
-        )
-    return rotary
 
 
 def _has_dtype(fields: Fields) -> bool:

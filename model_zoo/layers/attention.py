@@ -53,7 +53,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, hidden] -> (output or None, residual), as Linear.add.
 
-        cos_sin     [T, head_dim] of this layer's Rope; None: no rope
+        cos_sin     of this layer's Rope; None: no rope
         logit_rows  [R] int64, the last token of each row, to which both results are reduced
         """
         mixed = self.mix(x, inp, cos_sin, logit_rows)

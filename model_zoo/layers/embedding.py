@@ -34,9 +34,7 @@ class Embedding(nn.Module):
 def embed(
     embedding: Embedding, norm: RMSNorm, ropes: Sequence[Rope], tokens: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """-> first layer's norm of the embeddings, embeddings [T, size], cos_sin [T, head_dim] of each
-    rope.
-    """
+    """-> first layer's norm of the embeddings, embeddings [T, size], Rope.rows of each rope."""
     weight = embedding.weight
     if not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)

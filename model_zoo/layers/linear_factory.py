@@ -10,10 +10,10 @@ import torch
 from model_zoo.layers.embedding import Embedding, LMHead
 from model_zoo.layers.linear import Linear, Run, SwigluLinear
 from model_zoo.layers.moe.expert_stack import ExpertStack
-from model_zoo.quantization.weight_scheme import WeightScheme
+from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
-# The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight;
-# None: unquantized.
+# The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight,
+# if columns are padded to whole blocks; None: unquantized.
 SchemeOf = Callable[[Mapping[str, int], int], WeightScheme | None]
 
 
@@ -36,7 +36,7 @@ class LinearFactory:
             bias=bias,
             dtype=self.dtype,
             parts=parts,
-            scheme=self.scheme_of(parts, inputs),
+            scheme=self._scheme(parts, inputs),
             transposed=transposed,
         )
 
@@ -73,7 +73,7 @@ class LinearFactory:
         gelu: as in SwigluLinear
         """
         parts = {gate: outputs, up: outputs}
-        scheme = self.scheme_of(parts, inputs)
+        scheme = self._scheme(parts, inputs)
         return SwigluLinear(
             inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme, gelu=gelu
         )
@@ -94,5 +94,10 @@ class LinearFactory:
     def head(self, vocab: int, inputs: int, name: str, tied: Embedding | None) -> LMHead:
         """tied: the embedding whose weight the head shares."""
         parts = {name: vocab}
-        scheme = None if tied is not None else self.scheme_of(parts, inputs)
+        scheme = None if tied is not None else self._scheme(parts, inputs)
         return LMHead(vocab, inputs, self.dtype, tied, parts=parts, scheme=scheme)
+
+    def _scheme(self, parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
+        """That of layers whose columns are not padded; experts' are."""
+        scheme = self.scheme_of(parts, inputs)
+        return scheme if scheme is not None and inputs % BLOCK == 0 else None

@@ -11,22 +11,23 @@ from model_zoo.config import RopeConfig
 
 
 class Rope(nn.Module):
-    """cos and sin of positions, computed in each step.
+    """cos and sin of positions, computed in each step, for the `dim` first values of a head.
 
     A table for the million positions of a long-context model would take a gigabyte.
     """
 
     def __init__(self, config: RopeConfig, head_dim: int) -> None:
         super().__init__()
+        self.dim = int(head_dim * config.partial)
         device = torch.get_default_device()
         # Not on "meta", where a division imports torch._dynamo, which takes 1.5 s.
         with torch.device("cpu"):
-            frequencies = inverse_frequencies(config, head_dim)
+            frequencies = inverse_frequencies(config, self.dim)
         self.frequencies = nn.Buffer(frequencies.to(device), persistent=False)
         self.scale = attention_factor(config)
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """positions [T] -> cos_sin [T, head_dim]: cos of all angles, then sin; once per step.
+        """positions [T] -> cos_sin [T, dim]: cos of all angles, then sin; once per step.
 
         The angles are float32; the result has the dtype of q and k, as in transformers.
         """
@@ -35,24 +36,25 @@ class Rope(nn.Module):
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:
-    """Rotate the halves of x [T, heads, head_dim] (the NeoX form of Hugging Face checkpoints).
+    """Rotate the halves of the first values of x [T, heads, head_dim], as many as cos_sin is wide.
 
-    cos_sin narrower than a head: as many values at its front are rotated, the others kept.
+    The NeoX form of Hugging Face checkpoints.
     """
     cos, sin = cos_sin[:, None].chunk(2, -1)
-    rotated, kept = x[..., : cos_sin.shape[-1]], x[..., cos_sin.shape[-1] :]
-    low, high = rotated.chunk(2, -1)
-    return torch.cat([low * cos - high * sin, high * cos + low * sin, kept], -1)
+    half, rotated = cos.shape[-1], 2 * cos.shape[-1]
+    low, high = x[..., :half], x[..., half:rotated]
+    turned = [low * cos - high * sin, high * cos + low * sin]
+    return torch.cat([*turned, x[..., rotated:]] if rotated < x.shape[-1] else turned, -1)
 
 
-def inverse_frequencies(config: RopeConfig, head_dim: int) -> Tensor:
-    """[head_dim / 2] float32.  Sources: the scalings' papers and transformers' rope utilities."""
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+def inverse_frequencies(config: RopeConfig, dim: int) -> Tensor:
+    """[dim / 2] float32.  Sources: the scalings' papers and transformers' rope utilities."""
+    exponent = torch.arange(0, dim, 2, dtype=torch.int64).float() / dim
     plain = 1.0 / config.theta**exponent
     if config.kind == "linear":
         return plain / config.factor
     if config.kind == "yarn":
-        return _yarn(config, plain, head_dim)
+        return _yarn(config, plain, dim)
     if config.kind == "llama3":
         return _llama3(config, plain)
     return plain  # also dynamic, which scales nothing within the trained length
@@ -73,20 +75,20 @@ def attention_factor(config: RopeConfig) -> float:
     return scale(1.0)
 
 
-def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+def _yarn(config: RopeConfig, plain: Tensor, dim: int) -> Tensor:
     """Stretch slow dimensions, keep fast ones, blend between (YaRN, arXiv 2309.00071)."""
 
     def dimension_of(rotations: float) -> float:
         ratio = config.original_max_position / (rotations * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(config.theta))
+        return dim * math.log(ratio) / (2 * math.log(config.theta))
 
     low, high = dimension_of(config.beta_fast), dimension_of(config.beta_slow)
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
+    low, high = max(low, 0), min(high, dim - 1)
     if low == high:
         high += 0.001
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32) - low) / (high - low)
+    ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)
     stretched = ramp.clamp(0, 1)
     return plain / config.factor * stretched + plain * (1 - stretched)
 

@@ -1,6 +1,6 @@
-"""The Llama family: Llama 2 and 3, Mistral, Qwen2, Qwen3, Mixtral, Qwen2-MoE, Qwen3-MoE.
+"""The Llama family: Llama 2 and 3, Mistral, Qwen2 and 3, and models with experts of their shape.
 
-They differ in biases, q/k norm, rope scaling and experts, as ModelConfig says.
+They differ in biases, q/k norm, rope, windows, sinks and experts, as ModelConfig says.
 """
 
 from __future__ import annotations
@@ -14,12 +14,10 @@ from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
-from model_zoo.layers.moe.experts import ExpertNames, Experts
-from model_zoo.layers.moe.router import Router
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
-from model_zoo.moe_config import MoEConfig
+from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
 
 
 class Layer(nn.Module):
@@ -42,7 +40,12 @@ class Layer(nn.Module):
             out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
-        self.mlp = feed_forward(config, index, linears)
+        self.mlp: SwigluMLP | MoE
+        if config.moe is not None and config.moe.has_experts(index):
+            self.mlp = build_moe(config, index, linears)
+        else:
+            mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
+            self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias)
 
     def forward(
         self,
@@ -58,50 +61,6 @@ class Layer(nn.Module):
         """
         x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, cos_sin, logit_rows))
         return self.mlp.add(x, residual)
-
-
-def feed_forward(config: ModelConfig, index: int, linears: LinearFactory) -> SwigluMLP | MoE:
-    """The MLP of a layer, or its experts."""
-    if config.moe is not None and config.moe.has_experts(index):
-        return _moe(config, config.moe, index, linears)
-    mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
-    return _swiglu_mlp(mlp, config.hidden_size, inner, linears, bias=config.mlp_bias)
-
-
-def feed_forward_weights(config: ModelConfig, index: int, moe: MoE) -> Weights:
-    """Of a layer's experts, those outside of Linears and experts: the router's."""
-    block, router = moe_name(config, index), moe.router
-    table: Weights = {f"{block}.gate.weight": router.weight}
-    if router.shared_gate_weight is not None:
-        table[f"{block}.shared_expert_gate.weight"] = router.shared_gate_weight
-    return table
-
-
-def _swiglu_mlp(
-    name: str, hidden: int, inner: int, linears: LinearFactory, *, bias: bool = False
-) -> SwigluMLP:
-    return SwigluMLP(
-        linears.swiglu(hidden, inner, f"{name}.gate_proj", f"{name}.up_proj", bias=bias),
-        linears.linear(inner, {f"{name}.down_proj": hidden}, bias=bias),
-    )
-
-
-def _moe(config: ModelConfig, moe: MoEConfig, index: int, linears: LinearFactory) -> MoE:
-    name, hidden = moe_name(config, index), config.hidden_size
-    names = ExpertNames(f"{name}.experts")
-    if config.model_type == "mixtral":
-        names = ExpertNames(f"{name}.experts", gate="w1", up="w3", down="w2")
-    shared: SwigluMLP | None = None
-    if moe.shared_size is not None:
-        shared = _swiglu_mlp(f"{name}.shared_expert", hidden, moe.shared_size, linears)
-    router = Router(moe.router, hidden, linears, shared_gate=moe.shared_gate)
-    return MoE(router, Experts(moe, hidden, names, linears), shared)
-
-
-def moe_name(config: ModelConfig, index: int) -> str:
-    """The checkpoint's name of the block of experts of a layer."""
-    block = "block_sparse_moe" if config.model_type == "mixtral" else "mlp"
-    return f"model.layers.{index}.{block}"
 
 
 class Llama(Model):
@@ -133,6 +92,8 @@ class Llama(Model):
             if attention.q_norm is not None and attention.k_norm is not None:
                 table[f"{name}.self_attn.q_norm.weight"] = attention.q_norm.weight
                 table[f"{name}.self_attn.k_norm.weight"] = attention.k_norm.weight
+            if attention.sinks is not None:
+                table[f"{name}.self_attn.sinks"] = attention.sinks
             if isinstance(layer.mlp, MoE):
-                table |= feed_forward_weights(self.config, index, layer.mlp)
+                table |= router_weights(self.config, index, layer.mlp)
         return table

@@ -18,11 +18,12 @@ from model_zoo.layers.delta_net.block import DeltaNet, delta_net_rows
 from model_zoo.layers.delta_net.inputs import DeltaNetRows
 from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
-from model_zoo.models.llama import feed_forward, feed_forward_weights
+from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
 
 
 class Layer(nn.Module):
@@ -49,7 +50,12 @@ class Layer(nn.Module):
             )
         else:
             self.attention = _attention(config, index, linears)
-        self.mlp = feed_forward(config, index, linears)
+        self.mlp: SwigluMLP | MoE
+        if config.moe is not None and config.moe.has_experts(index):
+            self.mlp = build_moe(config, index, linears)
+        else:
+            hidden, inner = config.hidden_size, config.intermediate_size
+            self.mlp = swiglu_mlp(f"{name}.mlp", hidden, inner, linears)
 
     def forward(
         self,
@@ -97,7 +103,7 @@ class Qwen35(Model):
     def __init__(self, config: ModelConfig, linears: LinearFactory) -> None:
         super().__init__(config, linears, Layer, partial(RMSNorm, plus_one=True))
         assert config.rope is not None
-        self.rope = Rope(config.rope, config.rotary_dim)
+        self.rope = Rope(config.rope, config.head_dim)
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]
@@ -129,5 +135,5 @@ class Qwen35(Model):
             if layer.delta_net is not None:
                 table |= layer.delta_net.other_weights()
             if isinstance(layer.mlp, MoE):
-                table |= feed_forward_weights(self.config, index, layer.mlp)
+                table |= router_weights(self.config, index, layer.mlp)
         return table

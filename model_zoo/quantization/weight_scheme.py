@@ -22,7 +22,7 @@ class WeightScheme:
     kind: CodeKind
     row_group: int
     column_group: int
-    scale_dtype: torch.dtype  # fp4: uint8, the bits of an e4m3 or e8m0
+    scale_dtype: torch.dtype  # fp4: uint8, as PackedWeight has them
     zeros: bool = False
     row_scales: bool = False
     permuted: bool = False
@@ -31,9 +31,12 @@ class WeightScheme:
     def parameters(self, outputs: int, inputs: int) -> Parameters:
         """The parameters of PackedWeight for N outputs and K inputs."""
         groups = -(-inputs // self.column_group)
-        grouped = (groups, outputs)
+        together = scales_together(self.row_group, self.column_group)
+        grouped: tuple[int, ...] = (groups, outputs)
         if self.row_group > 1:
             grouped = (-(-outputs // self.row_group), groups)
+        elif together > 1:
+            grouped = (-(-groups // together), outputs, together)
         found: Parameters = {
             "words": ((outputs, inputs * BITS[self.kind] // 32), torch.int32),
             "scales": (grouped, self.scale_dtype),
@@ -48,8 +51,12 @@ class WeightScheme:
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Whether the kernels can multiply a weight of this shape, or a part of a fused one."""
-        whole_groups = self.row_group > 1 or inputs % self.column_group == 0
-        return inputs % BLOCK == 0 and outputs % self.row_group == 0 and whole_groups
+        return inputs % BLOCK == 0 and self.has_whole_groups(outputs, inputs)
+
+    def has_whole_groups(self, outputs: int, inputs: int) -> bool:
+        """The same where columns are padded to whole blocks, as those of experts are."""
+        whole = self.row_group > 1 or inputs % self.column_group == 0
+        return outputs % self.row_group == 0 and whole
 
     def is_exact(self, inputs: int) -> bool:
         """Whether products multiply the codes, and the scales their sums; inputs: K
@@ -70,3 +77,10 @@ class WeightScheme:
         order = ", act-order" if self.permuted else ""
         only = ", W8A16" if self.kind == "fp8" and self.activation_bits == 16 else ""
         return f"{self.kind} in {scales}{zeros}{order}{only}"
+
+
+def scales_together(row_group: int, column_group: int) -> int:
+    """Groups of columns of a row whose scales a PackedWeight has together: those of 128 columns."""
+    if row_group > 1 or BLOCK % column_group:
+        return 1
+    return BLOCK // column_group

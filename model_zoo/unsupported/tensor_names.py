@@ -13,8 +13,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from model_zoo.checkpoint import INDEX
+from model_zoo.checkpoint_layers import STACKED_DIMENSIONS
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import is_kv_scale
+from model_zoo.layers.linear import LoadedProjection
 from model_zoo.quantization.readers.registry import split_name
 from model_zoo.registry import build
 from model_zoo.rope_config import RopeConfig
@@ -46,8 +48,13 @@ def names_of_type(config: ModelConfig) -> frozenset[str]:
     )
     model = build(small, torch.bfloat16, torch.device("meta"))
     names = set(model.other_weights())
-    experts = (part for layer in model.experts() for part in layer.projections())
-    for projection in (*model.projections(), *experts):
+    one_by_one: list[LoadedProjection] = []
+    for experts in model.experts():
+        if experts.names.stacked:
+            names.update(experts.stacked_tensors())
+        else:
+            one_by_one += experts.projections()
+    for projection in (*model.projections(), *one_by_one):
         names.add(f"{projection.name}.weight")
         if projection.bias is not None:
             names.add(f"{projection.name}.bias")
@@ -91,4 +98,7 @@ def _stored_names(directory: Path) -> set[str]:
 
 def _unquantized(name: str) -> str:
     found = split_name(name)
-    return name if found is None else f"{found[0]}.weight"
+    if found is None:
+        return name
+    module, suffix = found
+    return module if suffix in STACKED_DIMENSIONS else f"{module}.weight"

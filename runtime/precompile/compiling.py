@@ -61,6 +61,7 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     the host nor index with them.  Exit waits for all kernels and raises compilation errors.
     """
     from triton import AsyncCompileMode
+    from triton.runtime._async_compile import active_mode
     from triton.runtime.jit import JITFunction
 
     launch = JITFunction.run
@@ -87,6 +88,7 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
                 pool.begin.set()
     finally:
         sys.setswitchinterval(interval)
+        active_mode.set(None)  # a kernel that does not compile leaves the mode active
 
 
 @contextmanager

@@ -50,9 +50,10 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
         and model.head_dim in range(24, 257, 8)
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
+        sinks = model.attention_sinks
         for window, softcap in sorted({(s.window, s.softcap) for s in model.attention_specs}):
             shape = heads, kv_heads, head_dim, config.page_size
-            attention = partial(compile_attention, *shape, dtype, window, softcap)
+            attention = partial(compile_attention, *shape, dtype, window, softcap, sinks)
             found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
     return found
 
@@ -65,6 +66,7 @@ def compile_attention(
     dtype: Half,
     window: int = 0,
     softcap: float = 0.0,
+    has_sinks: bool = False,
 ) -> None:
     """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
     _compile_only()
@@ -87,7 +89,8 @@ def compile_attention(
     q: Any = _FakeTensor(TOKENS, heads, head_dim, dtype=dtype)
     kv: Any = _FakeTensor(PAGES, kv_heads, page, head_dim, dtype=dtype)
     table: Any = _FakeTensor(ROWS, PAGES, dtype="int32")
-    inputs = KernelInputs(q, kv, kv, table, q, scale=head_dim**-0.5, softcap=softcap)
+    sinks: Any = _FakeTensor(heads, dtype="float32") if has_sinks else None
+    inputs = KernelInputs(q, kv, kv, table, q, scale=head_dim**-0.5, softcap=softcap, sinks=sinks)
     prefill_hopper(inputs, tiles, overlap=True)
 
 

@@ -56,6 +56,7 @@ from runtime.startup.memory_estimate import (
     estimate,
     facts_of,
     layout_of,
+    parameter_counts,
     weight_bytes,
 )
 
@@ -189,17 +190,23 @@ def report(query: FitQuery) -> str:
 
 
 def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) -> list[str]:
-    count = weight_bytes(config, torch.int8)
-    number = f"{count / 1e9:.2f} billion" if count >= 1e8 else f"{count / 1e6:.1f} million"
+    count, active = parameter_counts(config)
+    number = f"{_millions(count)} parameters"
+    if config.moe is not None:
+        number += f", {_millions(active)} active"
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
     share = "" if target.kind == "cuda" else "half of "
     return [
-        f"{config.model_type}: {number} parameters, {_layer_kinds(config)}, "
+        f"{config.model_type}: {number}, {_layer_kinds(config)}, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
         f"{target.name}: {size(target.free)} free; --gpu-memory "
         f"{requested.gpu_memory:g} of {share}it "
         "may be used",
     ]
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e9:.2f} billion" if count >= 1e8 else f"{count / 1e6:.1f} million"
 
 
 def _checkpoint(query: FitQuery, config: ModelConfig, target: TargetDevice) -> list[str]:

@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor
-from model_zoo.checkpoint_layers import CheckpointLayers
+from model_zoo.checkpoint_layers import CheckpointLayers, holds_all_experts
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import capable
 from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.moe.experts import Experts
 from model_zoo.model import Model
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
@@ -116,16 +117,28 @@ class FormatTable:
             self._projections[self._kind(projection)].append(projection)
 
     def _experts(self) -> Iterator[LoadedProjection]:
-        """Those of experts that have tensors of their own; of others the tensors are `others`."""
+        """Those of experts that have tensors of their own, or quantized ones of all experts; of
+        others the tensors are `others`."""
         for experts in self._model.experts():
             stacked = experts.stacked_tensors()
-            if any(name in self._sources for name in stacked):
+            if experts.names.stacked and self._is_quantized(experts):
+                self._others |= {
+                    name: tensor.place
+                    for name, tensor in stacked.items()
+                    if tensor.place is not None and not tensor.is_weight
+                }
+                yield from experts.projections()
+            elif any(name in self._sources for name in stacked):
                 self._others |= {
                     name: tensor.stack.weight if tensor.place is None else tensor.place
                     for name, tensor in stacked.items()
                 }
             else:
                 yield from experts.projections()
+
+    def _is_quantized(self, experts: Experts) -> bool:
+        first = next(iter(experts.projections()))
+        return self._layers.stored(first.name, first.shape) is not None
 
     def _kind(self, projection: LoadedProjection) -> Kind:
         name, shape = projection.name, projection.shape
@@ -184,7 +197,9 @@ class FormatTable:
         if not self._sources:
             return 0
         found = (self._found(projection).values() for projection in projections)
-        return sum(source.num_bytes for sources in found for source in sources)
+        # Each tensor once, also where it is that of all experts.
+        sizes = {source.name: source.num_bytes for sources in found for source in sources}
+        return sum(sizes.values())
 
     def _stored_as(self, kind: Kind, projection: LoadedProjection) -> str:
         if kind.stored is not None:
@@ -201,7 +216,10 @@ class FormatTable:
         """The root mean square of what changes, relative to that of the stored numbers."""
         if not self._sources:
             return ""
-        tensors = {suffix: found.read() for suffix, found in self._found(projection).items()}
+        tensors = {
+            suffix: found.read()[0] if holds_all_experts(suffix, found.shape) else found.read()
+            for suffix, found in self._found(projection).items()
+        }
         if kind.stored is not None:
             weight = read(tensors, kind.stored, projection.shape, projection.name)
             weight = _first_rows(weight)

@@ -93,6 +93,23 @@ def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf = 
     return sum(parameter.nbytes for parameter in model.parameters())
 
 
+def parameter_counts(config: ModelConfig) -> tuple[int, int]:
+    """All parameters, and those that are active: multiplied for a token.
+
+    Not active are the experts that a token does not get, and the input embeddings, of which it
+    reads one row, unless they are the head, too.
+    """
+    model = build(config, torch.bfloat16, torch.device("meta"))
+    total = active = sum(parameter.numel() for parameter in model.parameters())
+    if config.moe is not None:
+        router = config.moe.router
+        experts = sum(p.numel() for layer in model.experts() for p in layer.parameters())
+        active -= experts * (router.num_experts - router.top_k) // router.num_experts
+    if not config.tie_embeddings:
+        active -= config.vocab_size * config.hidden_size
+    return total, active
+
+
 def scratch_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf) -> int:
     """Bytes of the memory that quantized weights are dequantized to, one at a time.
 

@@ -92,7 +92,7 @@ def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> s
         path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
-    layers = "".join(f"  layers  {line}\n" for line in ready.layers)
+    layers = _text_part(ready) + "".join(f"  layers  {line}\n" for line in ready.layers)
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
 attention {ready.attention}
@@ -101,7 +101,7 @@ attention {ready.attention}
   limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{_states(ready)}{_text_part(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
 playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\

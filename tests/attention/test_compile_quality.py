@@ -248,6 +248,7 @@ def test_keys_and_values_are_written_wide(shipped: dict[str, dict[str, Any]], na
 LAYERS = {
     "qk_norm_rope_write d128 bf16": ("_qk_norm_rope_write", "128", 1),
     "qk_norm_rope_write d64 bf16": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write half rotated": ("_qk_norm_rope_write", "128", 1),
     "add_norm": ("_add_rms_norm", "128", 0),
     "norm": ("_add_rms_norm", "128", 0),
     "norms_around_sum": ("_add_rms_norm", "128", 0),

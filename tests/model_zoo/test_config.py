@@ -106,7 +106,7 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 REFUSED: list[tuple[dict[str, object], str]] = [
     (
         {"model_type": "mamba"},
-        '`model_type` is "mamba": supported: gemma2, gemma3, gemma3_text, gpt2, llama',
+        '`model_type` is "mamba": supported: gemma2, gemma3, gemma3_text, glm4_moe, gpt2, gpt_oss',
     ),
     ({"model_type": None}, "`model_type` is missing"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "a causal language model"),

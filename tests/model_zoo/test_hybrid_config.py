@@ -91,8 +91,8 @@ def test_every_fourth_layer_has_keys_and_values(tmp_path: Path) -> None:
 
 def test_the_front_of_a_head_is_rotated(tmp_path: Path) -> None:
     config = read(tmp_path, QWEN_3_5_27B)
-    assert (config.rotary_dim, config.head_dim) == (64, 256)
-    assert config.rope is not None and config.rope.theta == 1e7
+    assert config.rope is not None
+    assert (config.rope.partial, config.rope.theta, config.head_dim) == (0.25, 1e7, 256)
     assert config.attention_gate and config.norm_plus_one and config.qk_norm
 
 
@@ -133,7 +133,7 @@ def test_qwen3_next_has_fused_projections(tmp_path: Path) -> None:
     config = read(tmp_path, text)
     assert config.delta_net is not None and config.delta_net.fused
     assert config.moe is not None and config.moe.router.top_k == 10
-    assert config.rotary_dim == 128
+    assert config.rope is not None and config.rope.partial == 0.5
 
 
 def test_layer_types_go_before_the_interval(tmp_path: Path) -> None:
@@ -154,8 +154,8 @@ def test_layer_types_go_before_the_interval(tmp_path: Path) -> None:
         ({"attn_output_gate": False}, "`text_config.attn_output_gate` is false: only true"),
         ({"num_key_value_heads": 5}, "a divisor of 24 heads"),
         (
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
-            "`text_config.rope_parameters.partial_rotary_factor` is 0.75: all or at most half",
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1.5}},
+            "`text_config.rope_parameters.partial_rotary_factor` is 1.5: at most 1.0",
         ),
     ],
 )

@@ -13,6 +13,7 @@ from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
 from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas
 from model_zoo.model import Model
 from model_zoo.registry import build
 from tests.support.models.loaded_model import load_model
@@ -22,14 +23,13 @@ from tests.support.quantization.quantized_models import write_quantized
 
 @dataclass(frozen=True)
 class Product:
+    name: str
+
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
 
 
-class FastGemm(Product): ...
-
-
-class DequantizedGemm(Product): ...
+FAST, DEQUANTIZED_FIRST = Product("fast"), Product(DequantizeThenCublas.name)
 
 
 def packed(directory: Path, name: str, many: Product) -> Model:
@@ -40,25 +40,33 @@ def packed(directory: Path, name: str, many: Product) -> Model:
     model = build(config, torch.bfloat16, torch.device("meta"), layers.scheme_of)
     for layer in model.modules():
         if isinstance(layer, Linear) and layer.packed is not None:
-            layer.use_gemms({64: FastGemm()}, many)
+            layer.use_gemms({64: FAST}, many)
     return model
 
 
 def test_each_kind_of_weight_has_a_line_with_its_kernels(tmp_path: Path):
-    model = packed(tmp_path, "int4-g128", many=DequantizedGemm())
+    model = packed(tmp_path, "int4-g128", many=DEQUANTIZED_FIRST)
     int4, head = describe_layers(model)
     assert int4.startswith("int4 in groups of 128: 8 layers, 0.00 GB: ")
-    assert int4.endswith("DequantizedGemm, FastGemm; above 64 rows DequantizedGemm")
+    assert int4.endswith(": dequantize then cuBLAS, fast; above 64 rows dequantize then cuBLAS")
     assert head.startswith("bfloat16: 1 layer, ")
 
 
 def test_products_that_dequantize_first_are_slow(tmp_path: Path):
-    [warning] = slow_layers(packed(tmp_path, "int4-g128", many=DequantizedGemm()))
-    assert warning.startswith("8 layers of int4 in groups of 128 are dequantized for each step")
+    model = packed(tmp_path, "int4-g128", many=DEQUANTIZED_FIRST)
+    [warning] = slow_layers(model)
+    start = "8 layers of int4 in groups of 128 are dequantized for each step of more than"
+    assert warning.startswith(f"{start} 64 tokens")
+    for layer in model.modules():
+        if isinstance(layer, Linear) and layer.packed is not None:
+            layer.use_gemms({128: FAST, 256: FAST})
+    [warning] = slow_layers(model)
+    assert warning.startswith(f"{start} 256 tokens")
+    assert describe_layers(model)[0].endswith("above 64 rows dequantize then cuBLAS, fast")
 
 
 def test_products_of_codes_are_not(tmp_path: Path):
-    assert slow_layers(packed(tmp_path, "fp8-channel", many=FastGemm())) == []
+    assert slow_layers(packed(tmp_path, "fp8-channel", many=FAST)) == []
 
 
 def test_an_unquantized_model_has_no_lines(tmp_path: Path):

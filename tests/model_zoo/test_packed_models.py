@@ -16,9 +16,9 @@ from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError, read_config
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, unpack_codes
+from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight, unpack_codes
 from model_zoo.model import Model
-from model_zoo.quantization.quantized_weight import BITS, QuantizedWeight
+from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader, WeightTarget, read_in_turn
@@ -51,20 +51,26 @@ def load_packed(
     return model
 
 
+def by_rows(grouped: Tensor) -> Tensor:
+    """[groups, N], or [groups / together, N, together] -> [N, groups]."""
+    return grouped.movedim(1, 0).reshape(grouped.shape[1], -1)
+
+
 def unpacked(weight: PackedWeight) -> Tensor:
     """The weight [N, K] float32, without a kernel."""
-    blocks = weight.row_group > 1
-    scales = weight.scales if blocks else weight.scales.t()
-    if weight.kind == "fp4":
-        kind = torch.float8_e4m3fn if weight.row_scales is not None else torch.float8_e8m0fnu
-        scales = scales.contiguous().view(kind)
+    scales = weight.scales if weight.row_group > 1 else by_rows(weight.scales)
+    if weight.kind == "fp4" and weight.row_scales is None:
+        scales = scales.contiguous().view(torch.float8_e8m0fnu)
+    elif weight.kind == "fp4":  # a power of two with five bits of exponent, and three of mantissa
+        codes = scales.int()
+        scales = (1 + (codes & 7) / 8) * 2.0 ** ((codes >> 3) - E5M3_BIAS) * (codes != 0)
     return QuantizedWeight(
         kind=weight.kind,
-        codes=unpack_codes(weight.words, BITS[weight.kind]),
+        codes=unpack_codes(weight.words, weight.kind),
         scales=scales,
         row_group=weight.row_group,
         column_group=weight.column_group,
-        zeros=None if weight.zeros is None else weight.zeros.t(),
+        zeros=None if weight.zeros is None else by_rows(weight.zeros),
         row_scales=weight.row_scales,
         permutation=weight.permutation,
     ).dequantize(torch.float32)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl, supports_kernels
+from model_zoo.layers.gemm.implementations import BUCKETS, MAX_ROWS, GemmImpl, supports_kernels
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear, SwigluLinear
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -21,6 +21,8 @@ BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
 # Of the time of cuBLAS and silu_mul.  Under lasting load an H100 is bound by power, where up to 6 %
 # of the lead that swiglu_hopper.py has in short runs is lost.
 BETTER_SWIGLU = 0.95
+# Of a product's norm.  Activations in fp8, which ScaledMM rounds to, change it by about 0.03.
+LARGEST_ERROR = 1 / 16
 SWIGLU_SECONDS = 0.3
 log = logging.getLogger(__name__)
 
@@ -51,7 +53,7 @@ Times = Callable[[Sequence[Linear], Sequence[GemmImpl], int], Sequence[float]]
 
 
 def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
-    """Set the fastest measured GEMMs of each Linear up to 64 rows, of SwigluLinear also above.
+    """Set the fastest measured GEMMs of each Linear up to 64 rows, of some also above.
 
     Call it when the weights are in place, on the thread and device that run the model, and before
     a CUDA graph is captured.  Layers that are not tuned use cuBLAS, as do all but 16-bit weights on
@@ -115,19 +117,33 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
 
 
 def runnable(gemms: Sequence[GemmImpl], rows: int, layer: Linear) -> list[GemmImpl]:
-    """The GEMMs whose kernels fit the device's shared memory and registers."""
+    """The GEMMs whose kernels fit the device, and whose product is that of the first."""
     from triton.runtime.errors import OutOfResources
 
-    x = torch.zeros(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-    fitting: list[GemmImpl] = []
+    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+    expected: Tensor | None = None
+    found: list[GemmImpl] = []
     for gemm in gemms:
         try:
-            gemm.run(x, layer.operand, layer.bias)
+            product = _ends(gemm.run(x, layer.operand, layer.bias))
         except OutOfResources as error:
             log.debug("%s is not tried: %s", gemm, error)
-        else:
-            fitting.append(gemm)
-    return fitting
+            continue
+        expected = product if expected is None else expected
+        off = (product - expected).norm() / expected.norm().clamp(min=1e-30)
+        if product is not expected and not off <= LARGEST_ERROR:
+            log.warning(
+                "%s is not used: its product differs from that of %s by %.0f %%",
+                gemm, found[0], 100 * off,
+            )  # fmt: skip
+            continue
+        found.append(gemm)
+    return found
+
+
+def _ends(product: Tensor) -> Tensor:
+    """The first rows and the last: of many rows all would take much memory."""
+    return torch.cat([product[:MAX_ROWS], product[-MAX_ROWS:]]).float()
 
 
 def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
@@ -143,7 +159,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
             gemm_key = GemmKey(layer.outputs, layer.inputs, layer.dtype, layer.bias is not None, 1)
             if layer.packed is not None:
                 gemm_key = replace(gemm_key, scheme=layer.packed.scheme)
-            for rows in BUCKETS:
+            for rows in (*BUCKETS, *_tuned_above(layer)):
                 layers[replace(gemm_key, rows=rows)].append(layer)
             if isinstance(layer, SwigluLinear) and layer.packed is None and not layer.gelu:
                 for rows in SIZES:
@@ -154,6 +170,15 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
         return gemm_key.swiglu, rows, -gemm_key.outputs * gemm_key.inputs * len(layers[gemm_key])
 
     return {gemm_key: layers[gemm_key] for gemm_key in sorted(layers, key=order)}
+
+
+def _tuned_above(layer: Linear) -> tuple[int, ...]:
+    """Numbers of rows above BUCKETS to tune, of a quantized weight."""
+    if layer.packed is None:
+        return ()
+    from model_zoo.layers.quantized_gemm.candidates import tuned_above
+
+    return tuned_above(layer.device, layer.dtype, layer.outputs, layer.inputs, layer.packed.scheme)
 
 
 def choose(

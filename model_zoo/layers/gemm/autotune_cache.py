@@ -22,15 +22,20 @@ from attention.planner.costs import tuned_file
 from model_zoo.layers.gemm.implementations import CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
 from model_zoo.layers.moe.tiles import ExpertTiles
-from model_zoo.layers.quantized_gemm.dequant_gemm import DequantGemm
-from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
+from model_zoo.layers.quantized_gemm.dequant_gemm import (
+    DequantizeInRegisters,
+    DequantizeInRegistersUnsplit,
+)
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 
 Choice = GemmImpl | ExpertTiles
 KINDS: dict[str, type[Choice]] = {
     kind.__name__: kind
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
-        *(DequantGemm, ScaledMM, ExpertTiles),
+        *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
+        *(ScaledMM, SkinnyQuantizedGemm, ExpertTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for

@@ -24,7 +24,7 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
     Call it before anything runs.  Raises ValueError for a layer with unaligned rows.
     """
     from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
-    from model_zoo.layers.quantized_gemm.dequant_gemm import BatchInvariantDequantGemm
+    from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
 
     for name, layer in model.named_modules():
         if isinstance(layer, DeltaNet):
@@ -34,7 +34,7 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
         if not isinstance(layer, Linear):
             continue
         if layer.packed is not None:
-            layer.use_gemms({}, BatchInvariantDequantGemm(), batch_invariant=True)
+            layer.use_gemms({}, DequantizeInRegistersUnsplit(), batch_invariant=True)
         else:
             outputs, inputs = layer.weight.shape
             if inputs * layer.weight.element_size() % ALIGNED:

@@ -76,6 +76,8 @@ FLOAT32 = Tile(64, 64, 32, 8, 2)  # float32: tensor cores would round it
 class BatchInvariantGemm:
     """A GEMM of any number of rows."""
 
+    name = "batch-invariant"
+
     programs: int  # SMs of the device
 
     def tile(self, rows: int, outputs: int, dtype: torch.dtype) -> Tile:

@@ -29,6 +29,9 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that are tuned; each covers smaller ones
 MAX_ROWS = BUCKETS[-1]
+# Numbers above that are tuned, too, of quantized weights on Hopper that cuBLAS does not multiply as
+# they are.
+MANY_BUCKETS = (128, 256, 512)
 
 
 class Weight(Protocol):
@@ -45,6 +48,11 @@ class Weight(Protocol):
 
 
 class GemmImpl(Protocol):
+    @property
+    def name(self) -> str:
+        """What it does, as the start report says it: the same for all its configurations."""
+        ...
+
     def run(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N], or SwiGLU of it [M, N / 2].
 
@@ -57,6 +65,7 @@ class GemmImpl(Protocol):
 class CublasGemm:
     """cuBLAS, with x zero-padded to `rows` rows, for which it may have a faster kernel."""
 
+    name = "cuBLAS"
     rows: int = 0
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
@@ -72,6 +81,7 @@ class CublasGemm:
 class SplitK:
     """split_k.py: any GPU from compute capability 8.0 on."""
 
+    name = "split-K"
     block_n: int
     block_k: int
     parts: int  # split-K: programs per tile of block_n weight rows
@@ -107,6 +117,7 @@ class SplitK:
 class SkinnyGemm:
     """skinny_hopper.py: compute capability 9.0."""
 
+    name = "few rows (Hopper)"
     block_n: int  # weight rows of a tile: 16, 32, 64 or 128
     block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
     stages: int  # units of weights in flight per program

@@ -26,38 +26,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from attention.common.hopper import cta_barrier
-
-AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
-
-
-@gluon.jit
-def _share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
-    """-> (the program's first unit, its units); shares begin at multiples of split_units."""
-    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // split_units
-    program, programs = gl.program_id(0), gl.num_programs(0)
-    begin = program * chunks // programs * split_units
-    return begin, (program + 1) * chunks // programs * split_units - begin
-
-
-@gluon.jit
-def _copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
-    """Start the copy of rows from `first` on: FOLD stacked column runs of a unit."""
-    ROWS: gl.constexpr = tma_desc.block_type.shape[0]
-    COLUMNS: gl.constexpr = tma_desc.block_type.shape[1]
-    mbarrier.expect(full.index(slot), FOLD * tma_desc.block_type.nbytes)
-    column = unit % k_blocks * (FOLD * COLUMNS)
-    for j in gl.static_range(FOLD):
-        tma.async_copy_global_to_shared(
-            tma_desc, [first, column + j * COLUMNS], full.index(slot),
-            tiles.index(slot).slice(j * ROWS, ROWS, 0),
-        )  # fmt: skip
+from model_zoo.layers.gemm.stream_k_hopper import copy, share, unfold, write_part
 
 
 @gluon.jit
@@ -69,85 +43,24 @@ def _load(
     BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
-    begin, count = _share(N, k_blocks, split_units, BLOCK_N)
+    begin, count = share(N, k_blocks, split_units, BLOCK_N)
     filled = gl.minimum(count, STAGES)
     for i in range(filled):
         unit = begin + i
-        _copy(w_desc, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
+        copy(w_desc, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
     if DEPENDENT:
         gdc_launch_dependents()
         gdc_wait()
     for i in range(gl.minimum(count, X_STAGES)):
-        _copy(x_desc, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
+        copy(x_desc, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
     for i in range(count - X_STAGES):
         stage = i % STAGES
         mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        _copy(x_desc, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
+        copy(x_desc, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
         if i + STAGES < count:
             unit = begin + i + STAGES
             row = unit // k_blocks * BLOCK_N
-            _copy(w_desc, weights, w_full, row, unit, stage, k_blocks, FOLD)
-
-
-@gluon.jit
-def _unfold(acc, FOLD: gl.constexpr):
-    """Sum over column runs j of the product of run j of W with run j of x."""
-    if FOLD > 1:
-        HEIGHT: gl.constexpr = acc.shape[0] // FOLD
-        WIDTH: gl.constexpr = acc.shape[1] // FOLD
-        r = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout)) // HEIGHT
-        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)) // WIDTH
-        acc = gl.where(r[:, None] == c[None, :], acc, 0.0)
-        acc = gl.sum(acc.reshape([FOLD, HEIGHT, FOLD, WIDTH]), 2)
-        acc = gl.sum(acc, 0)
-    return acc
-
-
-@gluon.jit
-def _write(acc, OUT, BIAS, n, m, M, N):
-    """y of a tile; n [BLOCK_N], m [BLOCK_M]."""
-    if BIAS is not None:
-        acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-    at = OUT + m[None, :] * N + n[:, None]
-    gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
-
-
-@gluon.jit
-def _write_part(
-    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-):  # fmt: skip
-    """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile."""
-    BLOCK_N: gl.constexpr = acc.shape[0]
-    BLOCK_M: gl.constexpr = acc.shape[1]
-    r = gl.arange(0, BLOCK_N, gl.SliceLayout(1, acc.type.layout))
-    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
-    n = tile * BLOCK_N + r
-    if whole:
-        _write(acc, OUT, BIAS, n, m, M, N)
-    else:
-        within = PARTS + r[:, None] * BLOCK_M + m[None, :]
-        real = (m < M)[None, :] & (n < N)[:, None]
-        gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
-        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // split_units, gl.num_programs(0)
-        # The programs that have the tile's first and last units.
-        first = ((tile * (k_blocks // split_units) + 1) * programs - 1) // chunks
-        last = ((tile + 1) * (k_blocks // split_units) * programs - 1) // chunks
-        cta_barrier()
-        arrived = gl.atomic_add(ARRIVED + tile, 1)
-        if arrived == last - first:
-            TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (BLOCK_N * BLOCK_M))
-            total = gl.zeros_like(acc)
-            for j in range(gl.cdiv(last - first + 1, TOGETHER)):
-                for i in gl.static_range(TOGETHER):
-                    program = first + j * TOGETHER + i
-                    # Slots as in _compute: only the first program begins at the tile's start.
-                    place = 2 * program + (program == first).to(gl.int32)
-                    total += gl.load(
-                        within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
-                        mask=real & (program <= last), other=0.0, cache_modifier=".cg",
-                    )  # fmt: skip
-            _write(total, OUT, BIAS, n, m, M, N)
-            gl.store(ARRIVED + tile, 0)  # for the next GEMM
+            copy(w_desc, weights, w_full, row, unit, stage, k_blocks, FOLD)
 
 
 @gluon.jit
@@ -161,7 +74,7 @@ def _compute(
     HEIGHT: gl.constexpr = weights.shape[1]
     WIDTH: gl.constexpr = rows.shape[1]
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    begin, count = _share(N, k_blocks, split_units, HEIGHT // FOLD)
+    begin, count = share(N, k_blocks, split_units, HEIGHT // FOLD)
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
     for i in range(count):
         unit = begin + i
@@ -178,8 +91,8 @@ def _compute(
         if (block == k_blocks - 1) | (i == count - 1):
             starts = i >= block  # whether the program has the tile's first unit
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
-            _write_part(
-                _unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
+            write_part(
+                unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
                 PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
             )  # fmt: skip
 

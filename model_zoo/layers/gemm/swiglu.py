@@ -23,6 +23,8 @@ FEW_MORE = 1.03  # accepted factor of waves for programs that keep to one row of
 class UnfusedSwiglu:
     """cuBLAS, then silu_mul."""
 
+    name = "cuBLAS then silu_mul"
+
     def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [2 I, K], bias [2 I] -> [M, I]."""
         from model_zoo.layers.kernels.silu_mul import silu_mul
@@ -33,6 +35,8 @@ class UnfusedSwiglu:
 @dataclass(frozen=True, slots=True)
 class SwigluGemm:
     """swiglu_hopper.py: compute capability 9.0, no bias."""
+
+    name = "gated (Hopper)"
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         """Whether rows are 16-byte aligned, and at least as long as the ring of stages."""

@@ -2,7 +2,8 @@
 # cos and sin of the rope angles.
 #   grid      (T, 1 + ropes): a program has a token's embedding, or its row of a rope's cos_sin
 #   reads     tokens, positions [T] int64; embeddings [rows, N] bf16, fp16 or fp32; weight [N] of
-#             the norm; of one or two ropes frequencies [D / 2] fp32
+#             the norm; of one or two ropes frequencies [D / 2] fp32, where D values of a head are
+#             rotated
 #   writes    residual [T, N], the embeddings * embedding_scale; x [T, N], their norm; of each rope
 #             cos_sin [T, D] of the same dtype: cos(angle) * scale, then sin
 #   math      the norm as in add_rms_norm.py; scaled embeddings are rounded before it; angle =
@@ -82,11 +83,11 @@ def embed(
     """Rows of embeddings [rows, N] by tokens [T], their RMSNorm, and cos_sin of positions [T].
 
     weight, eps: of the norm, weight [N]
-    ropes:       one or two: inverse frequencies [head_dim / 2] float32, factor of cos and sin
+    ropes:       one or two: inverse frequencies [dim / 2] float32, factor of cos and sin
     embedding_scale: the embeddings are multiplied by it
     plus_one:    the norm multiplies by its weight + 1
-    Returns the norm and the embeddings, [T, N] each, and for each rope cos_sin [T, head_dim], cos
-    of all angles and then sin; all in the dtype of embeddings.
+    Returns the norm and the embeddings, [T, N] each, and for each rope cos_sin [T, dim], cos of
+    all angles and then sin; all in the dtype of embeddings.
     """
     rows, size, half = len(tokens), embeddings.shape[1], len(ropes[0][0])
     assert tokens.shape == positions.shape == (rows,) and weight.shape == (size,)

@@ -1,18 +1,16 @@
 # qk_norm_rope_write: all between a layer's qkv GEMM and attention, in one launch.
 #   grid      (T, head tiles): tiles of query heads, then of key heads, then of value heads; without
 #             norm and rope there are no tiles of query heads
-#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32, with gates a gate of D values
-#             after each head's query; cos_sin [T, R], cos in the first R / 2 columns and sin in the
-#             rest, or none; q_weight, k_weight [D] of the norms, or none; slot_mapping [T] int64;
-#             k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32, with gates D more values after
+#             each head's query; cos_sin [T, R], cos in the first R / 2 columns and sin in the rest,
+#             or none: R <= D values of a head are rotated; q_weight, k_weight [D] of the norms, or
+#             none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
 #   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
 #             after each product of the rotation and after their sum, as PyTorch's operations.
 #             With PLUS_ONE, 1 is added to the weights in fp32, and their product is rounded once
-#   rotates   all D values of a head (R = D), or of its first half the first R: then a value's
-#             partner is in the same half, and is loaded again
 #   launch    dependents are launched at once; before the wait it reads weights and slots.
 #             Attention may copy keys and values of earlier steps while this runs, which
 #             writes only the positions of this step's tokens
@@ -34,28 +32,32 @@ FEW_TOKENS = 64  # up to here a launch is bound by latency
 
 
 @triton.jit
+def _halves(lane, D: tl.constexpr, R: tl.constexpr):
+    """Lanes -> the places in a head of its two halves, in which lane i has both of pair i.
+
+    The lanes beyond the R / 2 pairs have the values that are not rotated.
+    """
+    HALF: tl.constexpr = (D + 1) // 2
+    low, high = lane, lane + HALF
+    if R < D:
+        low = tl.where(lane < R // 2, lane, lane + R // 2)
+        high = tl.where(lane < R // 2, lane + R // 2, lane + HALF)
+    return low, high
+
+
+@triton.jit
 def _norm(low, high, low_weight, high_weight, eps, D: tl.constexpr, PLUS_ONE: tl.constexpr):
     """RMSNorm of heads given as halves [heads, D / 2]; masked elements are 0."""
-    factor = _norm_factor(low, high, eps, D)
-    return _scaled(low, factor, low_weight, PLUS_ONE), _scaled(high, factor, high_weight, PLUS_ONE)
-
-
-@triton.jit
-def _norm_factor(low, high, eps, D: tl.constexpr):
-    """1 / RMS of heads given as halves, [heads, 1] float32."""
+    dtype = low.dtype
     low, high = low.to(tl.float32), high.to(tl.float32)
     squares = tl.sum(low * low + high * high, 1, keep_dims=True)
-    return tl.rsqrt(squares / D + eps)
-
-
-@triton.jit
-def _scaled(x, factor, weight, PLUS_ONE: tl.constexpr):
-    """x * factor * weight, rounded as RMSNorm does."""
-    dtype = x.dtype
-    scaled, weight = x.to(tl.float32) * factor, weight.to(tl.float32)
+    factor = tl.rsqrt(squares / D + eps)
+    low, high = low * factor, high * factor
+    low_weight, high_weight = low_weight.to(tl.float32), high_weight.to(tl.float32)
     if PLUS_ONE:
-        return (scaled * (1.0 + weight)).to(dtype)
-    return (scaled.to(dtype).to(tl.float32) * weight).to(dtype)
+        return (low * (1.0 + low_weight)).to(dtype), (high * (1.0 + high_weight)).to(dtype)
+    low, high = low.to(dtype).to(tl.float32), high.to(dtype).to(tl.float32)
+    return (low * low_weight).to(dtype), (high * high_weight).to(dtype)
 
 
 @triton.jit
@@ -70,76 +72,47 @@ def _rotate(low, high, cos, sin):
 
 
 @triton.jit
-def _rotate_front(
-    x, partner, COS_SIN, at_token, dim, mask, R: tl.constexpr
-):  # fmt: skip
-    """Rope of the first R values of x [heads, D / 2]; partner: of each, the value R / 2 from it."""
-    dtype = x.dtype
-    front = mask & (dim < R)
-    angle = COS_SIN + at_token * R + dim % (R // 2)
-    cos = tl.load(angle, mask=front, other=0.0).to(tl.float32)
-    sin = tl.load(angle + R // 2, mask=front, other=0.0).to(tl.float32)
-    own = (x.to(tl.float32) * cos).to(dtype).to(tl.float32)
-    other = (partner.to(tl.float32) * sin).to(dtype).to(tl.float32)
-    rotated = (own + tl.where(dim < R // 2, -other, other)).to(dtype)
-    return tl.where(dim < R, rotated, x)
-
-
-@triton.jit
 def _normed_and_rotated(
-    source, WEIGHT, COS_SIN, at_token, eps, at_low, low_mask, high_mask, D: tl.constexpr,
-    R: tl.constexpr, HALF: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    head_start, WEIGHT, COS_SIN, at_token, eps, lane, at_low, at_high, low_mask, high_mask,
+    D: tl.constexpr, R: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Both halves of a tile of query or key heads, after norm and rotation."""
     if WEIGHT is not None:
-        weight = WEIGHT + at_low
-        low_weight = tl.load(weight, mask=low_mask, other=0.0)
-        high_weight = tl.load(weight + HALF, mask=high_mask, other=0.0)
-    if R < D:
-        to_partner = tl.where(at_low < R // 2, R // 2, -(R // 2))
-        front = low_mask & (at_low < R)
-        if WEIGHT is not None:
-            partner_weight = tl.load(weight + to_partner, mask=front, other=0.0)
+        low_weight = tl.load(WEIGHT + at_low, mask=low_mask, other=0.0)
+        high_weight = tl.load(WEIGHT + at_high, mask=high_mask, other=0.0)
     if DEPENDENT:
         start_successor_and_wait()
-    low = tl.load(source, mask=low_mask, other=0.0)
-    high = tl.load(source + HALF, mask=high_mask, other=0.0)
-    if R < D:
-        partner = tl.load(source + to_partner, mask=front, other=0.0)
-        if WEIGHT is not None:
-            factor = _norm_factor(low, high, eps, D)
-            partner = _scaled(partner, factor, partner_weight, PLUS_ONE)
-            low = _scaled(low, factor, low_weight, PLUS_ONE)
-            high = _scaled(high, factor, high_weight, PLUS_ONE)
-        # Queries are stored where others of the program have read partners.
-        tl.debug_barrier()
-        return _rotate_front(low, partner, COS_SIN, at_token, at_low, low_mask, R), high
+    low = tl.load(head_start + at_low, mask=low_mask, other=0.0)
+    high = tl.load(head_start + at_high, mask=high_mask, other=0.0)
     if COS_SIN is not None:
-        angle = COS_SIN + at_token * D + at_low
-        cos = tl.load(angle, mask=low_mask, other=0.0)
-        sin = tl.load(angle + HALF, mask=high_mask, other=0.0)
+        angle = COS_SIN + at_token * R + lane
+        is_pair = low_mask & (lane < R // 2)
+        cos = tl.load(angle, mask=is_pair, other=0.0)
+        sin = tl.load(angle + R // 2, mask=is_pair, other=0.0)
     if WEIGHT is not None:
         low, high = _norm(low, high, low_weight, high_weight, eps, D, PLUS_ONE)
     if COS_SIN is not None:
-        low, high = _rotate(low, high, cos, sin)
+        new_low, new_high = _rotate(low, high, cos, sin)
+        if R < D:
+            new_low, new_high = tl.where(is_pair, new_low, low), tl.where(is_pair, new_high, high)
+        low, high = new_low, new_high
     return low, high
 
 
 @triton.jit
 def _store(
-    PAGES, SCALE, low, high, slot, head, dim, low_mask, high_mask, page_stride, head_stride,
-    cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HALF: tl.constexpr,
-    HAS_SCALE: tl.constexpr,
+    PAGES, SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, page_stride,
+    head_stride, cell_stride, KV_HEADS: tl.constexpr, PAGE: tl.constexpr, HAS_SCALE: tl.constexpr,
 ):  # fmt: skip
     """Store both halves of a tile of heads in the pages, unless the slot is negative."""
     page, cell = slot // PAGE, slot % PAGE
     target = PAGES + page * page_stride + cell * cell_stride
-    target += head.to(tl.int64)[:, None] * head_stride + dim
+    target += head.to(tl.int64)[:, None] * head_stride
     real = head < KV_HEADS
     low = to_pages(low, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
     high = to_pages(high, SCALE, head, real, HAS_SCALE, PAGES.dtype.element_ty)
-    tl.store(target, low, mask=low_mask & (slot >= 0))
-    tl.store(target + HALF, high, mask=high_mask & (slot >= 0))
+    tl.store(target + at_low, low, mask=low_mask & (slot >= 0))
+    tl.store(target + at_high, high, mask=high_mask & (slot >= 0))
 
 
 @triton.jit
@@ -155,43 +128,43 @@ def _qk_norm_rope_write(
     KV_TILES: tl.constexpr = (KV_HEADS + TILE - 1) // TILE
     token, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = QKV + token * qkv_token
-    dim = tl.arange(0, BLOCK_HALF)[None, :]
-    at_low = tl.broadcast_to(dim, [TILE, BLOCK_HALF])
+    lane = tl.broadcast_to(tl.arange(0, BLOCK_HALF)[None, :], [TILE, BLOCK_HALF])
+    at_low, at_high = _halves(lane, D, R)
     if tile < Q_TILES:
         head = tile * TILE + tl.arange(0, TILE)
         real = (head < HEADS)[:, None]
-        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + head[:, None] * Q_STEP + dim
+        low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
+        source = row + head[:, None] * Q_STEP
         low, high = _normed_and_rotated(
-            source, Q_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, R, HALF,
-            PLUS_ONE, DEPENDENT,
+            source, Q_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask, D,
+            R, PLUS_ONE, DEPENDENT,
         )  # fmt: skip
-        tl.store(source, low, mask=low_mask)
-        tl.store(source + HALF, high, mask=high_mask)
+        tl.store(source + at_low, low, mask=low_mask)
+        tl.store(source + at_high, high, mask=high_mask)
     else:
         slot = tl.load(SLOTS + token)
         head = (tile - Q_TILES) % KV_TILES * TILE + tl.arange(0, TILE)
         real = (head < KV_HEADS)[:, None]
-        low_mask, high_mask = real & (dim < HALF), real & (dim < D - HALF)
-        source = row + HEADS * Q_STEP + head[:, None] * D + dim
+        low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
+        source = row + HEADS * Q_STEP + head[:, None] * D
         if tile < Q_TILES + KV_TILES:
             low, high = _normed_and_rotated(
-                source, K_WEIGHT, COS_SIN, token, eps, at_low, low_mask, high_mask, D, R, HALF,
-                PLUS_ONE, DEPENDENT,
+                source, K_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask,
+                D, R, PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
-                K, K_SCALE, low, high, slot, head, dim, low_mask, high_mask, k_page, k_head,
-                k_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                K, K_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, k_page,
+                k_head, k_token, KV_HEADS, PAGE, HAS_SCALE,
             )  # fmt: skip
         else:
             source += KV_HEADS * D
             low, high = _normed_and_rotated(
-                source, None, None, token, eps, at_low, low_mask, high_mask, D, D, HALF, PLUS_ONE,
-                DEPENDENT,
+                source, None, None, token, eps, lane, at_low, at_high, low_mask, high_mask, D, R,
+                PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
-                V, V_SCALE, low, high, slot, head, dim, low_mask, high_mask, v_page, v_head,
-                v_token, KV_HEADS, PAGE, HALF, HAS_SCALE,
+                V, V_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, v_page,
+                v_head, v_token, KV_HEADS, PAGE, HAS_SCALE,
             )  # fmt: skip
 
 
@@ -233,8 +206,7 @@ def qk_norm_rope_write(
     gated:    head_dim values, which stay as they are, follow each head's query
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
     slot_mapping: [T] int64; tokens with a negative slot are not stored
-    cos_sin:  [T, head_dim], of `Rope.rows`, or narrower, by at least half: as many values at the
-              front of a head are rotated; None: no rope
+    cos_sin:  [T, dim], of `Rope.rows`: the first dim values of a head are rotated; None: no rope
     q_weight, k_weight: [head_dim] of an RMSNorm of each head with `eps`; both or neither
     plus_one: the norms multiply by their weight + 1
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
@@ -249,12 +221,11 @@ def qk_norm_rope_write(
     assert slot_mapping.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
-    rotary = head_dim
+    rotated = head_dim + head_dim % 2
     if cos_sin is not None:
-        rotary = cos_sin.shape[1]
-        assert len(cos_sin) == tokens and cos_sin.is_contiguous()
-        assert rotary == head_dim or (2 * rotary <= head_dim and rotary % 2 == 0)
-        assert head_dim % 2 == 0 and cos_sin.dtype == qkv.dtype
+        rotated = cos_sin.shape[1]
+        assert cos_sin.is_contiguous() and cos_sin.dtype == qkv.dtype and len(cos_sin) == tokens
+        assert head_dim % 2 == rotated % 2 == 0 and 0 < rotated <= head_dim
     config = config or qk_norm_rope_config(tokens, head_dim)
     q_tiles = triton.cdiv(heads, config.heads)
     if cos_sin is None and q_weight is None:
@@ -263,7 +234,7 @@ def qk_norm_rope_write(
         _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
             qkv, k, v, slot_mapping, cos_sin, q_weight, k_weight, k_scale, v_scale, eps,
             qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
-            D=head_dim, R=rotary, Q_STEP=step, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
+            D=head_dim, R=rotated, Q_STEP=step, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
             BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
             PLUS_ONE=plus_one,
             # Products are rounded before they are added, in fp32 too.

@@ -5,10 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.moe_config import Activation
-
-# Of gpt-oss, whose config.json says the limit as well: `swiglu_limit`.
-CLAMP_LIMIT, CLAMP_ALPHA = 7.0, 1.702
+from model_zoo.moe_config import CLAMP_ALPHA, CLAMP_LIMIT, Activation
 
 
 def activate(gate_up: Tensor, activation: Activation) -> Tensor:

@@ -11,7 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.softmax import dot
-from model_zoo.layers.moe.activation import CLAMP_ALPHA, CLAMP_LIMIT
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_gemm.decode import decoding, load_weight, scale_is_per_row
 from model_zoo.layers.quantized_gemm.decode_bf16 import (
@@ -21,22 +20,9 @@ from model_zoo.layers.quantized_gemm.decode_bf16 import (
     load_weight_bf16,
 )
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.moe_config import CLAMP_ALPHA, CLAMP_LIMIT
 
 LIMIT, ALPHA = tl.constexpr(CLAMP_LIMIT), tl.constexpr(CLAMP_ALPHA)
-
-
-@triton.jit
-def weight_of(W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert):
-    """The pointers of one expert's weight: scales and zeros, or row scales, may be None."""
-    expert = expert.to(tl.int64)
-    W += expert * N * width
-    if SCALES is not None:
-        SCALES += expert * scale_expert
-    if ZEROS is not None:
-        ZEROS += expert * scale_expert
-    if ROW_SCALES is not None:
-        ROW_SCALES += expert * N
-    return W, SCALES, ZEROS, ROW_SCALES
 
 
 @triton.jit

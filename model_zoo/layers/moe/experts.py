@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from model_zoo.layers.moe.expert_stack import ExpertProjection, ExpertStack
 from model_zoo.layers.moe.tiles import ExpertTiles, TilesByTokens
 from model_zoo.moe_config import MoEConfig
 from model_zoo.quantization.quantize import quantize_fp8
+from model_zoo.quantization.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +33,20 @@ class ExpertNames:
     down: str = "down_proj"
     transposed: bool = False
     interleaved: bool = False  # outputs of gate_up_proj are gate 0, up 0, gate 1, ...
+    # Quantized weights, too, are in tensors of all experts: `{prefix}.gate_up_proj_blocks`, as
+    # [E, out, ...] whether or not unquantized ones are transposed.
+    stacked: bool = False
 
     def gate_up_parts(self, expert: int, size: int) -> dict[str, int]:
         """The layers of the checkpoint that make up an expert's first product -> outputs."""
+        if self.stacked:
+            return {f"{self.prefix}.gate_up_proj": 2 * size}
         name = f"{self.prefix}.{expert}"
         return {f"{name}.{self.gate}": size, f"{name}.{self.up}": size}
 
     def down_part(self, expert: int, size: int) -> dict[str, int]:
-        return {f"{self.prefix}.{expert}.{self.down}": size}
+        name = "down_proj" if self.stacked else f"{expert}.{self.down}"
+        return {f"{self.prefix}.{name}": size}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +60,34 @@ class StackedTensor:
     interleaved: bool
     transposed: bool
 
+    @property
+    def is_weight(self) -> bool:
+        return len(self.shape) == 3
+
     @torch.no_grad()
     def quantize(self, stored: Tensor) -> None:
         """Store the file's tensor in the packed stack, as fp8 with a scale for each row."""
         for expert, weight in enumerate(stored):
-            weight = weight.T if self.transposed else weight
-            if self.interleaved:
-                weight = weight.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+            weight = self.gates_first(weight.T if self.transposed else weight)
             self.stack.store(expert, 0, quantize_fp8(weight))
+
+    def gates_first(self, rows: Tensor) -> Tensor:
+        """Rows [N, ...] of one expert in the stack's order."""
+        if not self.interleaved:
+            return rows
+        return rows.unflatten(0, (-1, 2)).transpose(0, 1).flatten(0, 1)
+
+    @torch.no_grad()
+    def fill(
+        self, tensors: Mapping[str, Tensor], read: Callable[[dict[str, Tensor]], QuantizedWeight]
+    ) -> None:
+        """Store quantized weights.
+
+        tensors: of all experts, by suffix, each [E, N, ...]; read: what those of one expert mean
+        """
+        for expert in range(self.stack.experts):
+            one = {suffix: self.gates_first(stored[expert]) for suffix, stored in tensors.items()}
+            self.stack.store(expert, 0, read(one))
 
 
 class Experts(nn.Module):

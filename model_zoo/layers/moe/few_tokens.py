@@ -35,7 +35,6 @@ from model_zoo.layers.moe.expert_tile import (
     load_columns,
     row_factor,
     sigmoid,
-    weight_of,
 )
 
 
@@ -84,9 +83,14 @@ def _few_gate_up(
     if not is_first:
         return
     N = 2 * inner
-    W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
-    )
+    at_expert = expert.to(tl.int64)
+    W += at_expert * N * width
+    if SCALES is not None:
+        SCALES += at_expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += at_expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += at_expert * N
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.arange(0, COLUMNS)
     rows = gate_up_rows(n, inner)
@@ -100,7 +104,7 @@ def _few_gate_up(
         )  # fmt: skip
     acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
     gate, up = tl.split(acc.reshape(2, BLOCK_N, COLUMNS).permute(1, 2, 0))
     y = activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty)
     at = OUT + (token * TOP_K + slot)[None, :] * inner + n[:, None]
@@ -133,9 +137,14 @@ def _few_down(
     expert, chose, slot, is_first = _tokens_of_pair(
         IDS, tl.program_id(0), tokens, TOP_K, SLOTS, COLUMNS
     )
-    W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
-    )
+    at_expert = expert.to(tl.int64)
+    W += at_expert * N * width
+    if SCALES is not None:
+        SCALES += at_expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += at_expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += at_expert * N
     tile = tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
@@ -158,7 +167,7 @@ def _few_down(
             )  # fmt: skip
         acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
         if BIAS is not None:
-            acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+            acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
         acc *= tl.load(WEIGHTS + pair)[None, :]
         tl.store(PARTS + pair[None, :] * N + n[:, None], acc, mask=real & chose[None, :])
     if _is_last_to_arrive(ARRIVED + tile, tl.num_programs(0)):

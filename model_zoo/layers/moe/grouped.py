@@ -30,7 +30,6 @@ from model_zoo.layers.moe.expert_tile import (
     gate_up_rows,
     load_columns,
     row_factor,
-    weight_of,
 )
 from model_zoo.layers.moe.few_tokens import add_shared
 
@@ -76,9 +75,14 @@ def _grouped_gate_up(
         return
     expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
     N = 2 * inner
-    W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
-    )
+    at_expert = expert.to(tl.int64)
+    W += at_expert * N * width
+    if SCALES is not None:
+        SCALES += at_expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += at_expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += at_expert * N
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = gate_up_rows(n, inner)
     acc = tl.zeros([2 * BLOCK_N, BLOCK_M], tl.float32)
@@ -91,7 +95,7 @@ def _grouped_gate_up(
         )  # fmt: skip
     acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
     gate, up = tl.split(acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
     y = tl.trans(activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty))
     at = OUT + pair.to(tl.int64)[:, None] * inner + n[None, :]
@@ -114,9 +118,14 @@ def _grouped_down(
     if not exists:
         return
     expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
-    W, SCALES, ZEROS, ROW_SCALES = weight_of(
-        W, SCALES, ZEROS, ROW_SCALES, expert, N, width, scale_expert
-    )
+    at_expert = expert.to(tl.int64)
+    W += at_expert * N * width
+    if SCALES is not None:
+        SCALES += at_expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += at_expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += at_expert * N
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -129,7 +138,7 @@ def _grouped_down(
         )  # fmt: skip
     acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
     if BIAS is not None:
-        acc += tl.load(BIAS + expert.to(tl.int64) * N + rows).to(tl.float32)[:, None]
+        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
     acc *= tl.load(WEIGHTS + pair)[None, :]
     y = tl.trans(acc.to(PARTS.dtype.element_ty))
     within = n < N

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -35,11 +35,13 @@ class Router(nn.Module):
         linears: LinearFactory,
         *,
         shared_gate: bool = False,
-        bias: bool = False,
     ) -> None:
         super().__init__()
         self.config, self._has_gate = config, shared_gate
-        self.linear = linears.unquantized(hidden, config.num_experts + shared_gate, bias=bias)
+        # Sigmoids of near experts differ by less than a rounding of bfloat16.
+        wide = replace(linears, dtype=torch.float32) if config.scoring == "sigmoid" else linears
+        outputs = config.num_experts + shared_gate
+        self.linear = wide.unquantized(hidden, outputs, bias=config.bias)
         self.correction_bias: nn.Parameter | None = None
         if config.correction_bias:
             room = torch.empty(config.num_experts, dtype=torch.float32)
@@ -51,13 +53,19 @@ class Router(nn.Module):
         return self.linear.weight[: self.config.num_experts]
 
     @property
+    def bias(self) -> Tensor | None:
+        """[E]"""
+        bias = self.linear.bias
+        return None if bias is None else bias[: self.config.num_experts]
+
+    @property
     def shared_gate_weight(self) -> Tensor | None:
         """[1, hidden]"""
         return self.linear.weight[self.config.num_experts :] if self._has_gate else None
 
     def forward(self, x: Tensor) -> Routed:
         """x [T, hidden]"""
-        outputs = self.linear(x)
+        outputs = self.linear(x.to(self.linear.dtype))
         logits = outputs[:, : self.config.num_experts]
         gate = outputs[:, self.config.num_experts] if self._has_gate else None
         if fused_kernels.use_fused_kernels(x.device):

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from functools import cache
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
+from model_zoo.layers.gemm.implementations import BUCKETS, MANY_BUCKETS, MAX_ROWS, GemmImpl
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_gemm.dequant_gemm import dequant_gemms, tile_of
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, Scratch
+from model_zoo.layers.quantized_gemm.dequant_gemm import (
+    DequantizeInRegistersUnsplit,
+    dequant_gemms,
+)
+from model_zoo.layers.quantized_gemm.fp8_gemm import (
+    DequantizeThenCublas,
+    ScaledMM,
+    reserve_scratch,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.quantize_rows import GROUP, QuantizedRows
+from model_zoo.layers.quantized_gemm.skinny import multiplies
+from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 
+HOPPER = (9, 0)
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """DequantGemm without split-K, in the tile for the number of rows: up to 64, more than which
-    dequantizing a weight into memory takes less time than once for each tile of 128 rows."""
-
-    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """As GemmImpl."""
-        return tile_of(x.device, len(x)).run(x, weight, bias)
 
 
 def quantized_candidates(
@@ -38,15 +38,41 @@ def quantized_candidates(
     inputs: int,
     scheme: WeightScheme,
 ) -> list[GemmImpl]:
-    """Candidates for x [rows, inputs] and W [outputs, inputs]; `rows` is one of BUCKETS."""
-    properties = torch.cuda.get_device_properties(device)
-    found: list[GemmImpl] = [
-        *dequant_gemms(device, properties.multi_processor_count, rows, outputs, inputs)
-    ]
-    product = scaled_mm(device, dtype, outputs, inputs, scheme)
-    if product is not None:
-        found.append(product)
+    """Candidates for x [rows, inputs] and W [outputs, inputs], first one that dequantizes W.
+
+    dtype  of x
+    rows   one of BUCKETS or of tuned_above()
+    """
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    found: list[GemmImpl] = []
+    if rows > MAX_ROWS:
+        found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
+    else:
+        found += dequant_gemms(device, programs, rows, outputs, inputs)
+        product = scaled_mm(device, dtype, outputs, inputs, scheme)
+        if product is not None:
+            found.append(product)
+    if runs_skinny(device, inputs, scheme):
+        found += [
+            gemm
+            for gemm in skinny_candidates(programs, rows, outputs, inputs, BITS[scheme.kind])
+            if gemm.serves(rows, outputs, inputs, scheme)
+        ]
     return found
+
+
+def runs_skinny(device: torch.device, inputs: int, scheme: WeightScheme) -> bool:
+    """Whether SkinnyQuantizedGemm runs on the device, and knows the scheme's scales."""
+    return torch.cuda.get_device_capability(device) == HOPPER and multiplies(scheme, inputs)
+
+
+def tuned_above(
+    device: torch.device, dtype: torch.dtype, outputs: int, inputs: int, scheme: WeightScheme
+) -> tuple[int, ...]:
+    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper."""
+    if not runs_skinny(device, inputs, scheme):
+        return ()
+    return () if scaled_mm(device, dtype, outputs, inputs, scheme) is not None else MANY_BUCKETS
 
 
 def scaled_mm(
@@ -98,21 +124,17 @@ def runs(gemm: ScaledMM, device: torch.device, dtype: torch.dtype) -> bool:
 def use_quantized_gemms(model: nn.Module) -> None:
     """Set a GEMM for any number of rows in every quantized Linear, before the model runs.
 
-    autotune_gemms finds better ones for few rows.
+    autotune_gemms finds better ones for few rows, and on Hopper for some hundred.
     """
-    dequantized: list[Linear] = []
     for layer in model.modules():
         if not isinstance(layer, Linear) or layer.packed is None:
             continue
         scheme = layer.packed.scheme
         product = scaled_mm(layer.device, layer.dtype, layer.outputs, layer.inputs, scheme)
         if product is None:
-            dequantized.append(layer)
+            reserve_scratch(layer.device, layer.dtype, layer.outputs * layer.inputs)
+            # For more rows, each tile of 128 of which dequantizes W, once into memory takes less.
+            few = dict.fromkeys(BUCKETS, DequantizeInRegistersUnsplit())
+            layer.use_gemms(few, DequantizeThenCublas())
         else:
             layer.use_gemms({}, product)
-    if not dequantized:
-        return
-    largest = max(layer.outputs * layer.inputs for layer in dequantized)
-    many = DequantizedGemm(Scratch(largest, dequantized[0].dtype, dequantized[0].device))
-    for layer in dequantized:
-        layer.use_gemms(dict.fromkeys(BUCKETS, Tiles()), many)

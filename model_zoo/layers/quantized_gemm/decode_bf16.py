@@ -4,9 +4,9 @@ load_weight_bf16 gives what load_weight does, rounded to bfloat16, with a third 
 the bits of both codes of a pair become those of two bfloat16 in one register, and one instruction
 multiplies both.  Experts of few tokens need that: load_weight would take longer than the memory.
 
-    fp4   exact, but for a factor: the scale, of e4m3 or e8m0, times 2^100 times the code's bits,
+    fp4   exact, but for a factor: the scale, of E5M3 or e8m0, times 2^100 times the code's bits,
           which are 2^-126 times its value; so a weight is 2^-26 of what it should be.  Scales are
-          to be from 2^-100 to 2^27, as all of weights are
+          to be from 2^-100 to 2^27, as all of weights are, or zero where the codes are
     fp8   exact and without scales, which multiply sums: bits that are 2^-120 times the value, times
           2^120.  The two codes that are NaN, which no weight has, become 480 and -480
     int4  code - zero, exact, times a bfloat16 scale, rounded once
@@ -19,13 +19,15 @@ import triton
 import triton.language as tl
 
 from attention.common.softmax import INTERPRETED
-from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.layers.quantized_gemm.decode import fp4_pairs, scale_places
+from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 
 # What sums of products are multiplied by, by kind.
 SUM_FACTORS = {"fp4": 2.0**26, "fp8": 1.0, "int4": 1.0}
 BLOCK_COLUMNS = 128  # of fp8 weights: steps whose sums have one scale
 # Powers of two in both halves.
-TWO_93, TWO_120, TWO_127 = (tl.constexpr(x) for x in (0x6E006E00, 0x7B807B80, 0x7F007F00))
+TWO_120 = tl.constexpr(0x7B807B80)
+E5M3_EXPONENTS = tl.constexpr((127 + 100 - E5M3_BIAS) * 0x00800080)  # of 2^100 times an E5M3
 MIDDLE = tl.constexpr(0x43084308)  # 128 + 8
 
 
@@ -91,10 +93,8 @@ def _factors(scales, SCALE: tl.constexpr):
     """Scales as stored -> bfloat16 in both halves of an int32; those of fp4 times 2^100."""
     if SCALE == "e8m0":
         factors = (scales.to(tl.int32) + 100) * 0x00800080  # into both exponents
-    elif SCALE == "e4m3":  # as the bits of a bfloat16 they are 2^-120 of their value
-        factors = (scales.to(tl.int32) & 0x7F) * 0x00100010
-        factors = _multiply(factors, tl.full([1, 1], TWO_127, tl.int32))
-        factors = _multiply(factors, tl.full([1, 1], TWO_93, tl.int32))
+    elif SCALE == "e5m3":
+        factors = scales.to(tl.int32) * 0x00100010 + E5M3_EXPONENTS
     else:
         factors = (scales.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF) * 0x00010001
     return factors
@@ -144,7 +144,7 @@ def load_weight_bf16(
     words = tl.load(at).reshape(BLOCK_N, BLOCKS, 4, 4, 1)  # row, block, t, u
     pair = tl.arange(0, PAIRS).reshape(1, 1, 1, 1, PAIRS)
     column = start + RUN * tl.arange(0, BLOCK_K // RUN)
-    place = n[:, None] * scale_row + (column // COLUMN_GROUP)[None, :] * scale_column
+    place = scale_places(n, column, scale_row, scale_column, 1, COLUMN_GROUP)
     if KIND == "int4":
         both = ((words >> (4 * pair)) & 0x000F000F) | 0x43004300  # 128 + code
         if ZEROS is not None:
@@ -153,8 +153,7 @@ def load_weight_bf16(
         else:
             both = _subtract(both, tl.full([1, 1, 1, 1, 1], MIDDLE, tl.int32))
     elif KIND == "fp4":
-        high = words << (12 - 4 * pair)  # each code at the upper end of its half
-        both = (high & (-0x7FFF8000)) | ((high >> 6) & 0x01C001C0)  # 0x80008000
+        both = fp4_pairs(words, pair)
     else:
         high = words << (8 - 8 * pair)
         both = (high & (-0x7FFF8000)) | ((high >> 4) & 0x07F007F0)

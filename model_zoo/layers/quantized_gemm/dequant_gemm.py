@@ -11,7 +11,7 @@ dequant_gemm
             them in the order of the columns: deterministic
   writes    y [M, N], contiguous
   bound     memory for few rows: N * K * bits / 8 bytes; else instructions that dequantize, which
-            every BLOCK_M rows of x repeat: for many rows on Hopper DequantizedGemm is faster
+            every BLOCK_M rows of x repeat: for many rows on Hopper DequantizeThenCublas is faster
   checked   tests/model_zoo/layers/quantized_gemm/test_dequant_gemm.py against float64, interpreted
             and on a GPU
 """
@@ -103,9 +103,10 @@ def _dequant_gemm(
 
 
 @dataclass(frozen=True, slots=True)
-class DequantGemm:
+class DequantizeInRegisters:
     """A GEMM of any GPU from compute capability 8.0 on, for any number of rows."""
 
+    name = "dequantize in registers"
     block_m: int  # rows of x of a tile: 16 or more
     block_n: int  # weight rows of a tile
     block_k: int  # columns of a step: a multiple of 64, of 128 for 4 bits
@@ -147,19 +148,19 @@ class DequantGemm:
 # By the largest number of rows.  All have steps of 128 columns and no split-K, so that a row's sum
 # has one order in all of them.
 SMALL = {
-    16: DequantGemm(16, 64, 128),
-    32: DequantGemm(32, 64, 128),
-    64: DequantGemm(64, 64, 128, stages=3),
+    16: DequantizeInRegisters(16, 64, 128),
+    32: DequantizeInRegisters(32, 64, 128),
+    64: DequantizeInRegisters(64, 64, 128, stages=3),
 }
 LARGE = {
-    128: DequantGemm(128, 64, 128, stages=3),
-    1 << 30: DequantGemm(128, 128, 128, warps=8, stages=3),
+    128: DequantizeInRegisters(128, 64, 128, stages=3),
+    1 << 30: DequantizeInRegisters(128, 128, 128, warps=8, stages=3),
 }
 LARGE_SHARED = 160 << 10  # bytes of shared memory of a block that LARGE takes
 
 
 @cache
-def tiles(device: torch.device) -> dict[int, DequantGemm]:
+def tiles(device: torch.device) -> dict[int, DequantizeInRegisters]:
     """SMALL, and LARGE where there is the shared memory: not on 8.6 and 8.9."""
     if device.type == "cuda":
         shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
@@ -168,7 +169,7 @@ def tiles(device: torch.device) -> dict[int, DequantGemm]:
     return SMALL | LARGE
 
 
-def tile_of(device: torch.device, rows: int) -> DequantGemm:
+def tile_of(device: torch.device, rows: int) -> DequantizeInRegisters:
     """The configuration without split-K for `rows` rows."""
     found = tiles(device)
     return next((gemm for most, gemm in found.items() if rows <= most), SMALL[MAX_ROWS])
@@ -176,20 +177,26 @@ def tile_of(device: torch.device, rows: int) -> DequantGemm:
 
 def dequant_gemms(
     device: torch.device, programs: int, rows: int, outputs: int, inputs: int
-) -> list[DequantGemm]:
+) -> list[DequantizeInRegisters]:
     """Candidates for x [rows, inputs] and W [outputs, inputs] on a device of so many SMs."""
     whole = tile_of(device, rows)
     candidates = [whole]
     if rows <= MAX_ROWS:
         for block_n in (32, 64):
             parts = max(2, min(8, round(2 * programs * block_n / outputs)))
-            candidates.append(DequantGemm(whole.block_m, block_n, 128, parts, stages=whole.stages))
+            split = whole.block_m, block_n, 128, parts
+            candidates.append(DequantizeInRegisters(*split, stages=whole.stages))
     return [gemm for gemm in candidates if gemm.serves(rows, outputs, inputs)]
 
 
 @dataclass(frozen=True, slots=True)
-class BatchInvariantDequantGemm:
-    """DequantGemm with one summation order for any number of rows, for --deterministic."""
+class DequantizeInRegistersUnsplit:
+    """DequantizeInRegisters without split-K, in the tile for the number of rows.
+
+    A row's sum has the same order for any number of rows, as --deterministic asks for.
+    """
+
+    name = DequantizeInRegisters.name
 
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         return True

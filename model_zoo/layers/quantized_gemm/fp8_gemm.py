@@ -6,7 +6,7 @@ For many rows, where cuBLAS is limited by its arithmetic and the passes before i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ class ScaledMM:
     fast_accum  sums of fewer bits on the tensor cores; of kind "row" only
     """
 
+    name = "fp8 tensor cores"
     kind: ScaleKind
     fast_accum: bool = False
 
@@ -61,43 +62,46 @@ class ScaledMM:
         codes = weight.words.view(torch.float8_e4m3fn)  # [N, K]
         blocks = self.kind == "block"
         scales = weight.scales.t() if blocks else weight.scales.float()
+        # cuBLAS adds no bias to products by blocks, and with fast accumulation not at all sizes.
+        added = None if blocks or self.fast_accum else bias
         y = torch._scaled_mm(
-            x.codes, codes.t(), x.scales, scales, None if blocks else bias, out_dtype=x.dtype,
+            x.codes, codes.t(), x.scales, scales, added, out_dtype=x.dtype,
             use_fast_accum=self.fast_accum and not blocks,
         )[: x.count]  # fmt: skip
-        return y.add_(bias) if blocks and bias is not None else y
+        return y if bias is None or added is not None else y.add_(bias)
 
 
-class Scratch:
-    """Memory for one dequantized weight, which layers use one after the other.
+@dataclass(frozen=True, slots=True)
+class DequantizeThenCublas:
+    """cuBLAS with the weight dequantized into memory that all layers share."""
 
-    It is allocated by the first product, which runs before a CUDA graph is captured: a graph keeps
-    its address.
-    """
-
-    def __init__(self, elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        """elements: of the largest weight; dtype: bf16 or fp16"""
-        self.elements, self.dtype, self.device = elements, dtype, device
-
-    @cached_property
-    def tensor(self) -> Tensor:
-        """[elements]"""
-        return torch.empty(self.elements, dtype=self.dtype, device=self.device)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DequantizedGemm:
-    """cuBLAS with the weight dequantized into memory."""
-
-    scratch: Scratch
-
-    def serves(self, rows: int, outputs: int, inputs: int) -> bool:
-        return outputs * inputs <= self.scratch.elements
+    name = "dequantize then cuBLAS"
 
     def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         outputs, inputs = weight.shape
-        assert self.serves(len(x), outputs, inputs) and x.dtype == self.scratch.dtype
-        plain = self.scratch.tensor[: outputs * inputs].view(outputs, inputs)
+        plain = scratch(x.device, x.dtype, outputs * inputs).view(outputs, inputs)
         dequantize_into(weight, plain)
         return F.linear(x, plain, bias)
+
+
+_largest: dict[tuple[torch.device, torch.dtype], int] = {}  # elements of the largest weight
+
+
+def reserve_scratch(device: torch.device, dtype: torch.dtype, elements: int) -> None:
+    """Let scratch() have so many elements from its first use on, which allocates them.
+
+    That is before a CUDA graph is captured: a graph keeps its address.
+    """
+    _largest[device, dtype] = max(_largest.get((device, dtype), 0), elements)
+
+
+def scratch(device: torch.device, dtype: torch.dtype, elements: int) -> Tensor:
+    """[elements]: memory for one dequantized weight, which layers use one after the other."""
+    most = max(_largest.get((device, dtype), 0), elements)
+    return _allocated(device, dtype, most)[:elements]
+
+
+@cache
+def _allocated(device: torch.device, dtype: torch.dtype, elements: int) -> Tensor:
+    return torch.empty(elements, dtype=dtype, device=device)

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
+from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight, pack
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -96,9 +96,8 @@ def fill_randomly(weight: PackedWeight) -> None:
     else:
         weight.words.random_(-(1 << 31), 1 << 31)
     if kind == "fp4":
-        ones = torch.ones(1, dtype=torch.float8_e4m3fn).view(torch.uint8).item()
-        # e4m3 1.0, or e8m0 2^-7
-        weight.scales.fill_(127 - 7 if weight.row_scales is None else ones)
+        # E5M3 1.0, or e8m0 2^-7
+        weight.scales.fill_(127 - 7 if weight.row_scales is None else E5M3_BIAS << 3)
     else:
         deviation = {"fp8": 64.0, "int4": 4.6, "int8": 74.0}[kind]
         weight.scales.fill_(0.02 / deviation)

@@ -36,9 +36,9 @@ class RopeCase:
     dtype: torch.dtype = FP32
     norm: bool = True
     plus_one: bool = False
-    apply_rope: bool = True
-    rotary: int = 0  # values of a head that are rotated; 0: all
+    partial: float = 1.0
     gated: bool = False
+    apply_rope: bool = True
     tokens: int = 5
 
     def make(self, device: str) -> None:
@@ -53,7 +53,7 @@ class RopeCase:
         self.cos_sin = None
         if self.apply_rope:
             positions = torch.randint(0, 40_000, (self.tokens,), device=device)
-            rope = Rope(RopeConfig(theta=1e6), self.rotary or self.head_dim).to(device)
+            rope = Rope(RopeConfig(theta=1e6, partial=self.partial), self.head_dim).to(device)
             self.cos_sin = rope.rows(positions, self.dtype)
         self.slots = torch.randperm(PAGES * self.page)[: self.tokens].to(device)
 
@@ -103,13 +103,14 @@ CASES = {
     "wide heads": RopeCase(head_dim=256, heads=2, kv_heads=2),
     "heads that fill no tile": RopeCase(heads=15, kv_heads=5, head_dim=64, dtype=FP16, page=32),
     "narrow heads": RopeCase(heads=4, kv_heads=1, head_dim=24, dtype=FP32),
+    "half of a head rotated": RopeCase(dtype=BF16, head_dim=128, partial=0.5),
+    "a quarter rotated": RopeCase(dtype=FP16, head_dim=80, partial=0.25, norm=False, page=32),
+    "most rotated": RopeCase(head_dim=64, partial=0.75, heads=3, kv_heads=3),
     "fp32": RopeCase(head_dim=128, heads=6, kv_heads=3),
     "weights plus one": RopeCase(head_dim=256, heads=2, kv_heads=1, plus_one=True),
     "a quarter rotated, with gates": RopeCase(
-        head_dim=256, heads=6, kv_heads=2, plus_one=True, rotary=64, gated=True, dtype=BF16
+        head_dim=256, heads=6, kv_heads=2, plus_one=True, partial=0.25, gated=True, dtype=BF16
     ),
-    "half rotated, without norm": RopeCase(head_dim=32, rotary=16, norm=False, dtype=FP16),
-    "few rotated": RopeCase(head_dim=96, heads=3, kv_heads=1, rotary=6, page=32),
     "gates": RopeCase(head_dim=64, gated=True, heads=5),
     "weights plus one in half": RopeCase(head_dim=24, dtype=FP16, plus_one=True),
 }
@@ -190,7 +191,7 @@ def test_padding_tokens_are_not_stored(device: str):
 
 
 def test_gates_stay_as_they_are(device: str):
-    case = RopeCase(gated=True, rotary=16, heads=3)
+    case = RopeCase(gated=True, partial=0.25, heads=3)
     case.make(device)
     gates = case.qkv[:, : 6 * case.head_dim].unflatten(1, (3, -1))[..., case.head_dim :]
     before = gates.clone()

@@ -54,7 +54,9 @@ def test_the_last_layer_computes_on_for_the_last_tokens_alone(kind: str, tmp_pat
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("kind", ["qwen3", "llama3", "gpt2", "qwen3.5", "qwen3-next"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3", "llama3", "gpt2", "gpt-oss", "glm4-moe", "qwen3.5", "qwen3-next"]
+)
 def test_half_precision_errs_no_more_than_transformers_does(
     kind: str, dtype: torch.dtype, tmp_path: Path
 ):

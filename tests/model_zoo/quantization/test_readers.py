@@ -10,7 +10,6 @@ import torch
 
 from model_zoo.layers.quantized_gemm.packed_weight import pack, unpack_codes
 from model_zoo.quantization.config import read_quantization
-from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.readers.registry import READERS
 from tests.support.quantization import stored_linears as stored
 from tests.support.quantization.stored_files import NAME, assert_reads, write
@@ -111,7 +110,7 @@ def test_what_is_read_can_be_packed_for_kernels(tmp_path: Path, case: str) -> No
     weight = assert_reads(tmp_path, CASES[case](np.random.default_rng(1)))
     packed = pack(weight)
     assert packed.shape == weight.shape
-    assert torch.equal(unpack_codes(packed.words, BITS[weight.kind]), weight.codes)
+    assert torch.equal(unpack_codes(packed.words, weight.kind), weight.codes)
     assert all(
         tensor.is_contiguous()
         for tensor in (packed.words, packed.scales, packed.zeros, packed.row_scales)

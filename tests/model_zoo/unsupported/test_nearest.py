@@ -13,6 +13,7 @@ from model_zoo.unsupported.nearest import TensorDifferences
 from model_zoo.unsupported.reading import read, text_fields
 from model_zoo.unsupported.tensor_names import names_in, names_of_type
 from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
+from tests.support.quantization.gpt_oss_model import write_gpt_oss
 
 GPT2 = {"n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 128, "vocab_size": 100}
 
@@ -26,6 +27,13 @@ def test_a_supported_model_does_not_differ_from_its_own_type(tmp_path: Path, kin
     found = TensorDifferences.of(names_in(tmp_path), names_of_type(config))
     assert (found.lacked, found.absent) == (frozenset(), frozenset())
     assert found.common
+
+
+def test_codes_and_scales_of_all_experts_count_as_their_weight(tmp_path: Path):
+    write_gpt_oss(tmp_path)
+    found = TensorDifferences.of(names_in(tmp_path), names_of_type(read_config(tmp_path)))
+    assert (found.lacked, found.absent) == (frozenset(), frozenset())
+    assert "model.layers.*.mlp.experts.gate_up_proj" in found.common
 
 
 def test_what_a_type_needs_and_refuses_is_noted_once(tmp_path: Path):

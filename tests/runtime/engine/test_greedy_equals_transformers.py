@@ -14,6 +14,7 @@ from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.startup.loading import load
 from tests.support.models.tiny_checkpoints import HYBRID_KINDS, KINDS, write_checkpoint
+from tests.support.quantization.gpt_oss_model import write_gpt_oss
 from tests.support.quantization.quantized_models import write_quantized
 
 STEPS = 64
@@ -22,9 +23,10 @@ PROMPT_LENS = (1, 5, 16, 33, 47)
 
 # One of each kind of codes; in float32, their weights are dequantized when they are loaded.
 QUANTIZED = ("awq", "gptq-act-order", "int8-row", "fp8-block", "nvfp4")
+GPT_OSS = "gpt-oss-mxfp4"
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *QUANTIZED])
+@pytest.fixture(scope="module", params=[*KINDS, *QUANTIZED, GPT_OSS])
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
@@ -33,6 +35,8 @@ def written(
     directory.mkdir()
     if request.param in QUANTIZED:
         return directory, write_quantized(directory, request.param)
+    if request.param == GPT_OSS:
+        return directory, write_gpt_oss(directory)
     write_checkpoint(request.param, directory)
     return directory, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 

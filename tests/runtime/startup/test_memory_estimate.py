@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from benchmarks.memory.family_shapes import FAMILIES
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
 from runtime.config import EngineConfig
@@ -15,7 +17,13 @@ from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
 from runtime.startup.fit_report import TargetDevice, resolve_config
 from runtime.startup.loading import load
-from runtime.startup.memory_estimate import StepSizes, copy_bytes, estimate, weight_bytes
+from runtime.startup.memory_estimate import (
+    StepSizes,
+    copy_bytes,
+    estimate,
+    parameter_counts,
+    weight_bytes,
+)
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B
 from tests.support.models.tiny_checkpoints import write_checkpoint
@@ -49,6 +57,26 @@ def test_the_weights_of_a_cpu_are_those_of_its_start(kind: str, tmp_path: Path) 
     buffers = 4 * config.head_dim  # frequencies of rotations
     planned = weight_bytes(config, torch.float32) + copy_bytes(config, torch.float32)
     assert 0 <= found - planned <= buffers
+
+
+@pytest.mark.parametrize(
+    ("name", "total", "active"),
+    [
+        ("Qwen3-8B", 8.19, 7.57),
+        ("Qwen3-4B", 4.02, 4.02),
+        ("Mixtral 8x7B", 46.70, 12.75),
+        ("Qwen3-30B-A3B", 30.53, 3.04),
+        ("gpt-oss-20b", 20.91, 3.61),
+        ("gpt-oss-120b", 116.83, 5.13),
+    ],
+)
+def test_parameters_are_as_many_as_published(
+    name: str, total: float, active: float, tmp_path: Path
+) -> None:
+    """Billions; those that are active without the input embeddings."""
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES[name]))
+    counts = parameter_counts(read_config(tmp_path))
+    assert [round(count / 1e9, 2) for count in counts] == [total, active]
 
 
 def plan_of(**changes: int) -> MemoryPlan:

@@ -10,6 +10,7 @@ import pytest
 
 from server.cli.commands.formats import capability_of
 from server.cli.main import UsageError, main
+from tests.support.quantization.gpt_oss_model import write_gpt_oss
 from tests.support.quantization.quantized_models import write_quantized
 
 
@@ -114,3 +115,15 @@ def test_a_capability_is_two_numbers():
     for text in ("9", "h100", "9.0a", "-1.0"):
         with pytest.raises(UsageError, match="two numbers"):
             capability_of(text)
+
+
+def test_experts_in_tensors_of_all_are_counted_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    """4 experts of 2 layers, 320 x 96 each: 17 bytes for 32 codes."""
+    write_gpt_oss(tmp_path)
+    code, out, err = formats(capfd, tmp_path, "--capability", "9.0")
+    assert code == 0, err
+    row = row_of(out, "model.layers.*.mlp.experts.gate_up_proj")
+    assert row[1:5] == ["8", "mxfp4, 4 bits, group 32", "127.5 KiB", "fp4 in groups of 32"]
+    assert row[6] == "0.00%"

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.memory.family_shapes import FAMILIES
 from benchmarks.shapes import SHAPES
 from model_zoo.layers.linear import cpu_reorders
 from server.cli.commands.plan import card_bytes
@@ -78,6 +79,22 @@ def test_layers_with_a_window_hold_the_kv_of_their_window_alone(tmp_path: Path) 
     each = float(kv) * GIB / float(requests)
     assert 16 * each <= 52e9
     assert each <= 62 * 2 * 16 * 128 * 2 * 32768 / 5
+
+
+def test_experts_in_mxfp4_and_windows_are_counted_as_config_json_says(tmp_path: Path) -> None:
+    """gpt-oss-20b: 24 layers of 32 experts, 2880 x 8640 each; 17 bytes for 32 codes."""
+    quantized = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn"]}
+    shape = FAMILIES["gpt-oss-20b"] | {"quantization_config": quantized}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    done = plan(tmp_path, "--card", "24GiB")
+    assert done.returncode == 0, done.stderr
+    assert "20.91 billion parameters, 3.61 billion active" in done.stdout
+    assert "24 layers, 12 with a window of 128" in done.stdout
+    [stored, plain] = re.findall(r"weights +([\d.]+) GiB +quantized; ([\d.]+) GiB", done.stdout)[0]
+    columns = 2944  # padded to whole blocks
+    saved = 24 * 32 * 8640 * (2 * 2880 - columns / 2 - 2880 / 32)
+    assert float(plain) - float(stored) == pytest.approx(saved / GIB, abs=0.02)
+    assert "48.0 KiB a token in bfloat16, 24.0 KiB of it only within a window" in done.stdout
 
 
 def test_changes_are_named_only_where_they_hold_more_and_go_with_the_other_limits(

@@ -11,6 +11,7 @@ from model_zoo.quantization.quantized_weight import CodeKind, QuantizedWeight
 KINDS: dict[str, tuple[CodeKind, int, int, bool]] = {
     "int4 g128": ("int4", 128, 1, False),
     "int4 g32 zeros": ("int4", 32, 1, True),
+    "int4 g64 zeros": ("int4", 64, 1, True),
     "int4 row": ("int4", 0, 1, False),
     "int4 row zeros": ("int4", 0, 1, True),
     "int8 g128 zeros": ("int8", 128, 1, True),

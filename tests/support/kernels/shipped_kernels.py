@@ -38,7 +38,9 @@ from tests.support.kernels.shipped_attention import (
 )
 
 
-def call_qk_norm_rope_write(head_dim: int, kv_dtype: torch.dtype, tokens: int) -> None:
+def call_qk_norm_rope_write(
+    head_dim: int, kv_dtype: torch.dtype, tokens: int, rotated: int | None = None
+) -> None:
     step, heads = ShippedStep(head_dim, kv_dtype), KV_HEADS * GROUP
     weight = tensor(head_dim)
     qk_norm_rope_write(
@@ -47,7 +49,7 @@ def call_qk_norm_rope_write(head_dim: int, kv_dtype: torch.dtype, tokens: int) -
         step.k,
         tensor(tokens, dtype=torch.int64),
         heads=heads,
-        cos_sin=tensor(tokens, head_dim),
+        cos_sin=tensor(tokens, rotated or head_dim),
         q_weight=weight,
         k_weight=weight,
         **step.scales,
@@ -174,3 +176,7 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
         SHIPPED[f"qk_norm_rope_write {name} at {tokens}"] = partial(
             call_qk_norm_rope_write, head_dim, kv_dtype, tokens
         )
+for tokens in (1, TOKENS):
+    SHIPPED[f"qk_norm_rope_write half rotated at {tokens}"] = partial(
+        call_qk_norm_rope_write, 128, BF16, tokens, 64
+    )

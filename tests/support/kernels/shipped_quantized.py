@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from model_zoo.layers.quantized_gemm.dequant_gemm import BatchInvariantDequantGemm, dequant_gemms
+from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
@@ -14,6 +14,9 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     quantize_rows,
     silu_mul_quantize,
 )
+from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.quantization.quantized_weight import BITS
+from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
 from tests.support.kernels.shipped_attention import BF16, META, TOKENS, tensor
 
@@ -25,19 +28,24 @@ FORMATS = ("int4 g128", "int4 g32 zeros", "nvfp4", "fp8 row", "fp8 block")
 def weight(name: str) -> PackedWeight:
     """Of the shape OUTPUTS x INPUTS, from the fields of a small one."""
     small = pack(quantized(name, 128, 256, scales=BF16))
-    groups = -(-OUTPUTS // small.row_group) if small.row_group > 1 else OUTPUTS
-    per_row = small.column_group == 256
-    columns = 1 if per_row else INPUTS // small.column_group
-    shape = (groups, columns) if small.row_group > 1 else (columns, groups)
-    width = small.words.shape[1] * INPUTS // 256
-    return PackedWeight(
+    scheme = WeightScheme(
         kind=small.kind,
-        words=tensor(OUTPUTS, width, dtype=small.words.dtype),
-        scales=tensor(*shape, dtype=small.scales.dtype),
         row_group=small.row_group,
-        column_group=INPUTS if per_row else small.column_group,
-        zeros=None if small.zeros is None else tensor(*shape, dtype=small.zeros.dtype),
-        row_scales=None if small.row_scales is None else small.row_scales[:1].to(META),
+        column_group=INPUTS if small.column_group == 256 else small.column_group,
+        scale_dtype=small.scales.dtype,
+        zeros=small.zeros is not None,
+        row_scales=small.row_scales is not None,
+    )
+    shapes = scheme.parameters(OUTPUTS, INPUTS)
+    made = {name: tensor(*shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+    return PackedWeight(
+        kind=scheme.kind,
+        words=made["words"],
+        scales=made["scales"],
+        row_group=scheme.row_group,
+        column_group=scheme.column_group,
+        zeros=made.get("zeros"),
+        row_scales=made.get("row_scales"),
     )
 
 
@@ -50,8 +58,16 @@ def call_dequant_gemm(name: str, rows: int) -> None:
     split.run(tensor(rows, INPUTS), weight(name), tensor(OUTPUTS))
 
 
+def call_skinny(name: str, rows: int, block_n: int) -> None:
+    """The first candidate with tiles of so many weight rows."""
+    packed = weight(name)
+    candidates = skinny_candidates(132, rows, OUTPUTS, INPUTS, BITS[packed.kind])
+    gemm = next(gemm for gemm in candidates if gemm.block_n == block_n)
+    gemm.run(tensor(rows, INPUTS), packed, tensor(OUTPUTS))
+
+
 def call_batch_invariant(rows: int) -> None:
-    BatchInvariantDequantGemm().run(tensor(rows, INPUTS), weight("int4 g128"), None)
+    DequantizeInRegistersUnsplit().run(tensor(rows, INPUTS), weight("int4 g128"), None)
 
 
 def call_quantize(kind: ScaleKind) -> None:
@@ -68,5 +84,10 @@ QUANTIZED: dict[str, Callable[[], None]] = {
 for name in FORMATS:
     QUANTIZED[f"dequantize {name}"] = partial(call_dequantize, name)
     QUANTIZED[f"dequant_gemm {name}"] = partial(call_dequant_gemm, name, 64)
+for name in (*FORMATS, "mxfp4"):
+    QUANTIZED[f"skinny {name} at 8"] = partial(call_skinny, name, 8, 64)
+    QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
+for name in ("int4 g128", "fp8 row"):
+    QUANTIZED[f"skinny {name} folded"] = partial(call_skinny, name, 8, 16)
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)

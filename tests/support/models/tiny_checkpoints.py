@@ -45,7 +45,15 @@ HYBRID_SHAPE = {
 HYBRID_KINDS = ("qwen3.5", "qwen3.5-text", "qwen3.5-moe", "qwen3.5-moe-text", "qwen3-next")
 VISION_KINDS = ("qwen3.5", "qwen3.5-moe")  # whose checkpoints have a vision tower, too
 GEMMA_KINDS = ("gemma2", "gemma3-text", "gemma3")
-MOE_KINDS = ("qwen3-moe", "qwen3-moe-some-layers", "qwen2-moe", "mixtral")
+MOE_KINDS = (
+    "qwen3-moe",
+    "qwen3-moe-some-layers",
+    "qwen2-moe",
+    "mixtral",
+    "gpt-oss",
+    "glm4-moe",
+    "glm4-moe-groups",
+)
 KINDS = (
     "qwen3",
     "qwen3-tied",
@@ -73,9 +81,29 @@ def _scaled(kind: str, **fields: float) -> dict[str, object]:
 
 
 def _moe_config(kind: str):
-    from transformers import MixtralConfig, Qwen2MoeConfig, Qwen3MoeConfig
+    from transformers import (
+        Glm4MoeConfig,
+        GptOssConfig,
+        MixtralConfig,
+        Qwen2MoeConfig,
+        Qwen3MoeConfig,
+    )
 
     match kind:
+        case "gpt-oss":  # layers with a window, and without one
+            experts = {"num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 24}
+            yarn = _scaled("yarn", factor=8.0, original_max_position_embeddings=64, truncate=False)
+            layers = {"num_hidden_layers": 4, "intermediate_size": 64}
+            return GptOssConfig(**{**SHAPE, **layers}, **experts, **yarn, head_dim=16)
+        case "glm4-moe":
+            experts = {"n_routed_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+            options = {"use_qk_norm": True, "attention_bias": True, "routed_scaling_factor": 2.5}
+            return Glm4MoeConfig(**SHAPE, **experts, **options, head_dim=32)
+        case "glm4-moe-groups":
+            experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+            groups = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2}
+            layers = {"num_hidden_layers": 4, "first_k_dense_replace": 2, "norm_topk_prob": False}
+            return Glm4MoeConfig(**{**SHAPE, **layers}, **experts, **groups, head_dim=16)
         case "qwen3-moe":
             experts = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 48}
             return Qwen3MoeConfig(**SHAPE, **experts, head_dim=32, norm_topk_prob=True)
@@ -225,5 +253,8 @@ def write_checkpoint(kind: str, directory: Path, **save_options: object) -> nn.M
     with torch.no_grad():
         for parameter in model.parameters():  # larger than the usual start: logits far apart
             parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(directory, **save_options)
     return model

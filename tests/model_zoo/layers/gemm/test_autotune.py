@@ -119,6 +119,21 @@ def test_a_gemm_that_the_device_is_too_small_for_is_not_tried():
     ]
 
 
+def test_a_gemm_that_computes_something_else_is_not_tried(caplog: pytest.LogCaptureFixture):
+    class Wrong(CublasGemm):
+        def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            product = x @ weight.T
+            product[:, -4:] = factor * product[:, -4:]
+            return product
+
+    found = layer(64, 128)
+    for factor, kept in ((1.0, True), (0.0, False), (-1.0, False), (float("nan"), False)):
+        gemms = [CublasGemm(), Wrong(), CublasGemm(rows=8)]
+        expected = gemms if kept else [gemms[0], gemms[2]]
+        assert runnable(gemms, 4, found) == expected, factor
+    assert len(caplog.records) == 3 and "differs from that of CublasGemm(rows=0) by" in caplog.text
+
+
 class CountingGemm:
     """A GEMM that records that it ran."""
 

@@ -10,8 +10,8 @@ from model_zoo.layers.gemm.implementations import workspace
 from model_zoo.layers.quantized_gemm.dequant_gemm import (
     LARGE,
     SMALL,
-    BatchInvariantDequantGemm,
-    DequantGemm,
+    DequantizeInRegisters,
+    DequantizeInRegistersUnsplit,
     dequant_gemms,
     tile_of,
 )
@@ -26,7 +26,7 @@ CORNERS = {"int4 g32 zeros", "int8 row", "nvfp4", "fp8 block"}
 EACH_KIND = [
     name if name in CORNERS else pytest.param(name, marks=pytest.mark.slow) for name in KINDS
 ]
-WHOLE, SPLIT = DequantGemm(16, 32, 128), DequantGemm(32, 16, 128, parts=3)
+WHOLE, SPLIT = DequantizeInRegisters(16, 32, 128), DequantizeInRegisters(32, 16, 128, parts=3)
 
 
 def numbers(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -35,7 +35,7 @@ def numbers(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 def check(
-    gemm: DequantGemm | BatchInvariantDequantGemm,
+    gemm: DequantizeInRegisters | DequantizeInRegistersUnsplit,
     x: Tensor,
     weight: QuantizedWeight,
     bias: Tensor | None,
@@ -55,7 +55,7 @@ def check(
 @pytest.mark.parametrize("name", EACH_KIND)
 @pytest.mark.parametrize("gemm", [WHOLE, SPLIT], ids=str)
 def test_products_of_every_kind_are_as_exact_as_float32_sums_allow(
-    device: str, gemm: DequantGemm, name: str
+    device: str, gemm: DequantizeInRegisters, name: str
 ):
     weight = quantized(name, 77, 640, device=device)
     x = numbers(device, FP16, 5, 640)
@@ -68,17 +68,17 @@ def test_products_of_every_kind_are_as_exact_as_float32_sums_allow(
 @pytest.mark.parametrize("rows", [1, 17, 40])
 def test_rows_and_columns_need_not_fill_a_tile(device: str, rows: int):
     weight = quantized("int8 g128 zeros", 45, 192, device=device)
-    check(DequantGemm(16, 32, 128), numbers(device, FP16, rows, 192), weight, None)
+    check(DequantizeInRegisters(16, 32, 128), numbers(device, FP16, rows, 192), weight, None)
 
 
 def test_more_tiles_of_rows_than_a_stripe_has_are_all_computed(device: str):
     weight = quantized("int4 g128", 40, 128, device=device)
-    check(DequantGemm(16, 16, 128), numbers(device, FP16, 9 * 16 + 3, 128), weight, None)
+    check(DequantizeInRegisters(16, 16, 128), numbers(device, FP16, 9 * 16 + 3, 128), weight, None)
 
 
 def test_act_order_multiplies_each_column_of_x_by_its_weights(device: str):
     weight = quantized("int4 g32 zeros", 33, 256, device=device, permuted=True)
-    check(DequantGemm(16, 16, 128, parts=2), numbers(device, FP16, 3, 256), weight, None)
+    check(DequantizeInRegisters(16, 16, 128, parts=2), numbers(device, FP16, 3, 256), weight, None)
 
 
 def test_no_rows_are_no_error(device: str):
@@ -89,9 +89,10 @@ def test_no_rows_are_no_error(device: str):
 
 
 def test_a_gemm_reports_what_it_serves():
-    assert not DequantGemm(16, 64, 128, parts=4).serves(1, 64, 384), "fewer steps than parts"
-    assert DequantGemm(16, 64, 128, parts=3).serves(1, 64, 384)
-    assert not DequantGemm(64, 64, 128, parts=2).serves(64, 151936, 4096), "parts need the room"
+    split, high = DequantizeInRegisters(16, 64, 128, parts=4), DequantizeInRegisters(64, 64, 128, 2)
+    assert split.serves(1, 64, 512) and not split.serves(1, 64, 384), "fewer steps than parts"
+    assert high.serves(64, 4096, 4096)
+    assert not high.serves(64, 151936, 4096), "parts need the room"
 
 
 @pytest.mark.parametrize("rows", [1, 64, 65, 5000])
@@ -105,7 +106,7 @@ def test_candidates_serve_and_split_few_rows_of_few_tiles(rows: int):
 @pytest.mark.parametrize("name", ["int4 g128", "nvfp4"])
 def test_a_row_has_the_same_bits_alone_and_among_others(device: str, name: str):
     weight = pack(quantized(name, 40, 256, device=device))
-    x, gemm = numbers(device, FP16, 140, 256), BatchInvariantDequantGemm()
+    x, gemm = numbers(device, FP16, 140, 256), DequantizeInRegistersUnsplit()
     whole = gemm.run(x, weight, None)
     for rows in (1, 20, 70):
         assert torch.equal(gemm.run(x[:rows], weight, None), whole[:rows]), rows
@@ -117,7 +118,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(device: str, name: str):
 def test_large_products_are_right_and_batch_invariant(name: str, dtype: torch.dtype):
     weight = quantized(name, 6144, 4096, device="cuda", scales=dtype)
     packed, x = pack(weight), numbers("cuda", dtype, 1000, 4096)
-    gemm = BatchInvariantDequantGemm()
+    gemm = DequantizeInRegistersUnsplit()
     whole = check(gemm, x, weight, None)
     for rows in (1, 2, 16, 17, 33, 64, 65, 100, 128, 129, 300):
         assert torch.equal(gemm.run(x[:rows], packed, None), whole[:rows]), rows

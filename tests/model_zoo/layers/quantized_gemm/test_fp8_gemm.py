@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizedGemm, ScaledMM, Scratch
+from model_zoo.layers.quantized_gemm import fp8_gemm
+from model_zoo.layers.quantized_gemm.fp8_gemm import (
+    DequantizeThenCublas,
+    ScaledMM,
+    reserve_scratch,
+    scratch,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import byte_columns, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import ScaleKind, quantize_rows
 from tests.support.kernels.quantized_cases import KINDS, quantized
@@ -33,15 +39,20 @@ def rounded_to_fp8(x: Tensor, kind: ScaleKind) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ["int4 g128", "nvfp4"])
-def test_layers_share_one_scratch_buffer_of_the_largest(device: str, name: str):
+def test_layers_share_one_scratch_buffer_of_the_largest(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+):
     weights = [quantized(name, n, 256, device=device, permuted=True) for n in (24, 40)]
     packed = [pack(weight) for weight in weights]
-    gemm = DequantizedGemm(Scratch(40 * 256, FP16, torch.device(device)))
+    place, gemm = packed[0].device, DequantizeThenCublas()
+    monkeypatch.setattr(fp8_gemm, "_largest", {})
+    reserve_scratch(place, FP16, 41 * 256)
     x, bias = numbers(device, FP16, 3, 256), numbers(device, FP16, 40)
     for weight, one in zip(weights, packed, strict=True):
         expected = torch.nn.functional.linear(x, weight.dequantize(FP16), bias[: len(one.words)])
         assert torch.equal(gemm.run(x, one, bias[: len(one.words)]), expected)
-    assert gemm.serves(1, 40, 256) and not gemm.serves(1, 41, 256)
+        plain = scratch(place, FP16, 41 * 256)[: len(one.words) * 256].view(-1, 256)
+        assert torch.equal(plain, weight.dequantize(FP16)), "the last one is in it"
 
 
 def test_scaled_mm_reports_what_it_multiplies():
@@ -81,7 +92,7 @@ def test_fp8_products_have_the_error_of_quantized_activations_and_little_more(
 @pytest.mark.parametrize("name", KINDS)
 def test_dequantized_products_are_those_of_the_dequantized_weight(name: str):
     weight = quantized(name, 4096, 4096, device="cuda", scales=BF16)
-    gemm = DequantizedGemm(Scratch(4096 * 4096, BF16, weight.codes.device))
+    gemm = DequantizeThenCublas()
     x = numbers("cuda", BF16, 200, 4096)
     expected = torch.nn.functional.linear(x, weight.dequantize(BF16))
     assert torch.equal(gemm.run(x, pack(weight), None), expected)
@@ -92,7 +103,7 @@ def test_a_captured_chain_of_layers_with_one_scratch_buffer_gives_the_same_bits(
     """Each dequantizes only after the product before it has read the buffer."""
     weights = [pack(quantized("int4 g128", 1024, 1024, device="cuda")) for _ in range(2)]
     weights = [weights[0], replace(weights[1], scales=weights[1].scales * -0.5)] * 4
-    gemm = DequantizedGemm(Scratch(1024 * 1024, FP16, weights[0].device))
+    gemm = DequantizeThenCublas()
     first = numbers("cuda", FP16, 128, 1024) / 64
 
     def chain() -> Tensor:

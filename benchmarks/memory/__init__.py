@@ -1,0 +1,1 @@
+"""What models take in memory, and what is left for keys and values."""

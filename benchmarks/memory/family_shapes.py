@@ -1,0 +1,118 @@
+"""The published shapes of the models in the table of docs/models.md: fields of config.json."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.shapes import SHAPES
+
+Shape = dict[str, Any]
+
+QWEN3: Shape = SHAPES["qwen3-8b"]
+QWEN3_MOE: Shape = QWEN3 | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+}
+LLAMA: Shape = SHAPES["llama-3.1-8b"]
+MIXTRAL: Shape = LLAMA | {
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "vocab_size": 32_000,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+GEMMA3: Shape = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 262_208,
+    "head_dim": 256,
+    "sliding_window": 1024,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+GPT_OSS: Shape = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_experts_per_tok": 4,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+GLM4_MOE: Shape = {
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_552,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "attention_bias": True,
+    "num_experts_per_tok": 8,
+    "max_position_embeddings": 131_072,
+    "rope_theta": 1_000_000,
+}
+
+
+def _sized(base: Shape, hidden: int, inner: int, layers: int, **fields: object) -> Shape:
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    return base | sizes | fields
+
+
+def _heads(heads: int, kv_heads: int) -> dict[str, int]:
+    return {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+
+
+TIED = {"tie_word_embeddings": True}
+FAMILIES: dict[str, Shape] = {
+    "Qwen3-0.6B": _sized(QWEN3, 1024, 3072, 28, **_heads(16, 8), **TIED),
+    "Qwen3-1.7B": _sized(QWEN3, 2048, 6144, 28, **_heads(16, 8), **TIED),
+    "Qwen3-4B": _sized(QWEN3, 2560, 9728, 36, **TIED),
+    "Qwen3-8B": QWEN3,
+    "Qwen3-14B": _sized(QWEN3, 5120, 17_408, 40, **_heads(40, 8)),
+    "Qwen3-32B": _sized(QWEN3, 5120, 25_600, 64, **_heads(64, 8)),
+    "Qwen3-30B-A3B": _sized(QWEN3_MOE, 2048, 6144, 48, moe_intermediate_size=768),
+    "Qwen3-235B-A22B": _sized(
+        QWEN3_MOE, 4096, 12_288, 94, moe_intermediate_size=1536, num_attention_heads=64
+    ),
+    "Llama 3.2 3B": _sized(LLAMA, 3072, 8192, 28, **_heads(24, 8), **TIED),
+    "Llama 3.1 8B": LLAMA,
+    "Llama 3.1 70B": _sized(LLAMA, 8192, 28_672, 80, **_heads(64, 8)),
+    "Mixtral 8x7B": _sized(MIXTRAL, 4096, 14_336, 32, max_position_embeddings=32_768),
+    "Mixtral 8x22B": _sized(
+        MIXTRAL, 6144, 16_384, 56, num_attention_heads=48, max_position_embeddings=65_536
+    ),
+    "Gemma 3 4B": _sized(GEMMA3, 2560, 10_240, 34, **_heads(8, 4)),
+    "Gemma 3 12B": _sized(GEMMA3, 3840, 15_360, 48, **_heads(16, 8)),
+    "Gemma 3 27B": _sized(GEMMA3, 5376, 21_504, 62, **_heads(32, 16), head_dim=128),
+    "gpt-oss-20b": GPT_OSS | {"num_hidden_layers": 24, "num_local_experts": 32},
+    "gpt-oss-120b": GPT_OSS | {"num_hidden_layers": 36, "num_local_experts": 128},
+    "GLM-4.5-Air": _sized(
+        GLM4_MOE, 4096, 10_944, 46, moe_intermediate_size=1408, n_routed_experts=128
+    ),
+    "GLM-4.5, 4.6, 4.7": _sized(
+        GLM4_MOE,
+        5120,
+        12_288,
+        92,
+        moe_intermediate_size=1536,
+        n_routed_experts=160,
+        first_k_dense_replace=3,
+        use_qk_norm=True,
+        routed_scaling_factor=2.5,
+    ),
+}

@@ -1,0 +1,110 @@
+"""Parts of stream-K GEMMs of few rows on Hopper (sm_90), in Gluon.
+
+A unit is BLOCK_N rows of W by BLOCK_K columns; the units of a tile of rows are consecutive, and
+each program has an equal contiguous share of them.  How units are multiplied is up to the kernel.
+
+    share        which units a program has
+    copy         the copies of a unit into shared memory, by TMA
+    unfold       the sums of a tile whose column runs were stacked in its rows
+    write_part   y of a tile, or a partial sum, which the last program to arrive adds to the others
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from attention.common.hopper import cta_barrier
+
+AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
+
+
+@gluon.jit
+def share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
+    """-> (the program's first unit, its units); shares begin at multiples of split_units."""
+    chunks = gl.cdiv(N, BLOCK_N) * k_blocks // split_units
+    program, programs = gl.program_id(0), gl.num_programs(0)
+    begin = program * chunks // programs * split_units
+    return begin, (program + 1) * chunks // programs * split_units - begin
+
+
+@gluon.jit
+def copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
+    """Start the copy of rows from `first` on: FOLD stacked column runs of a unit."""
+    ROWS: gl.constexpr = tma_desc.block_type.shape[0]
+    COLUMNS: gl.constexpr = tma_desc.block_type.shape[1]
+    mbarrier.expect(full.index(slot), FOLD * tma_desc.block_type.nbytes)
+    column = unit % k_blocks * (FOLD * COLUMNS)
+    for j in gl.static_range(FOLD):
+        tma.async_copy_global_to_shared(
+            tma_desc, [first, column + j * COLUMNS], full.index(slot),
+            tiles.index(slot).slice(j * ROWS, ROWS, 0),
+        )  # fmt: skip
+
+
+@gluon.jit
+def unfold(acc, FOLD: gl.constexpr):
+    """Sum over column runs j of the product of run j of W with run j of x."""
+    if FOLD > 1:
+        HEIGHT: gl.constexpr = acc.shape[0] // FOLD
+        WIDTH: gl.constexpr = acc.shape[1] // FOLD
+        r = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout)) // HEIGHT
+        c = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout)) // WIDTH
+        acc = gl.where(r[:, None] == c[None, :], acc, 0.0)
+        acc = gl.sum(acc.reshape([FOLD, HEIGHT, FOLD, WIDTH]), 2)
+        acc = gl.sum(acc, 0)
+    return acc
+
+
+@gluon.jit
+def _write(acc, OUT, BIAS, n, m, M, N):
+    """y of a tile; n [BLOCK_N], m [BLOCK_M]."""
+    if BIAS is not None:
+        acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
+    at = OUT + m[None, :] * N + n[:, None]
+    gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+
+
+@gluon.jit
+def write_part(
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
+    GROUPS: gl.constexpr = 1, group: gl.constexpr = 0,
+):  # fmt: skip
+    """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
+
+    acc  the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its rows
+    """
+    HEIGHT: gl.constexpr = acc.shape[0]
+    BLOCK_N: gl.constexpr = GROUPS * HEIGHT
+    BLOCK_M: gl.constexpr = acc.shape[1]
+    r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
+    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
+    n = tile * BLOCK_N + r
+    if whole:
+        _write(acc, OUT, BIAS, n, m, M, N)
+    else:
+        within = PARTS + r[:, None] * BLOCK_M + m[None, :]
+        real = (m < M)[None, :] & (n < N)[:, None]
+        gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
+        chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // split_units, gl.num_programs(0)
+        # The programs that have the tile's first and last units.
+        first = ((tile * (k_blocks // split_units) + 1) * programs - 1) // chunks
+        last = ((tile + 1) * (k_blocks // split_units) * programs - 1) // chunks
+        cta_barrier()
+        counter = ARRIVED + tile * GROUPS + group
+        arrived = gl.atomic_add(counter, 1)
+        if arrived == last - first:
+            TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (HEIGHT * BLOCK_M))
+            total = gl.zeros_like(acc)
+            for j in range(gl.cdiv(last - first + 1, TOGETHER)):
+                for i in gl.static_range(TOGETHER):
+                    program = first + j * TOGETHER + i
+                    # Slots as in the kernels: only the first program begins at the tile's start.
+                    place = 2 * program + (program == first).to(gl.int32)
+                    total += gl.load(
+                        within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
+                        mask=real & (program <= last), other=0.0, cache_modifier=".cg",
+                    )  # fmt: skip
+            _write(total, OUT, BIAS, n, m, M, N)
+            gl.store(counter, 0)  # for the next GEMM

@@ -1,0 +1,132 @@
+"""PTX that converts a word of packed codes to weights of 16 bits, for convert_hopper.py.
+
+Weights are exact, but for the factor that SCALED_DOWN undoes:
+
+    int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1
+    int8   code - zero, alike
+    fp8    the code's bits in the exponent and mantissa of a subnormal, times 2^120 (fp16: 2^8)
+    fp4    alike, times 2^126 (fp16: 2^14), and times the scale where one has 16 columns
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from model_zoo.layers.quantized_gemm.packed_weight import FP4_POSITIONS
+from model_zoo.quantization.quantized_weight import BITS, CodeKind
+
+# The factor by which weights are too small where scales of 16 columns are multiplied into them, so
+# that the product stays in range.  A scale's code is its exponent + 10 in 5 bits and 3 bits of
+# mantissa (packed_weight.py).
+SCALED_DOWN = {"bf16": 2.0**19, "fp16": 2.0**5}
+
+_AND_OR, _AND_XOR = "0xEA", "0x6A"  # lop3's tables of (a & b) | c and (a & b) ^ c
+_HALF = {"bf16": "bf16x2", "fp16": "f16x2"}
+
+
+def _asm(lines: list[str], results: list[str]) -> str:
+    """The halves of the results are the outputs."""
+    parts = [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {x};" for i, x in enumerate(results)]
+    return "{\n.reg .b32 p<4>, s<4>;\n" + "\n".join(lines + parts) + "\n}"
+
+
+def _int4(dtype: str, zeros: bool) -> str:
+    """$9: the zero point below the exponent of the codes, in both halves."""
+    middle, magic = {"bf16": ("43084308", "43004300"), "fp16": ("64086408", "64006400")}[dtype]
+    zero = "$9" if zeros else "s0"
+    lines = [] if zeros else [f"mov.b32 s0, 0x{middle};"]
+    for i in range(4):
+        lines += [f"shr.b32 s1, $8, {4 * i};"] if i else []
+        lines += [f"lop3.b32 p{i}, {'s1' if i else '$8'}, 0x000F000F, 0x{magic}, {_AND_OR};"]
+        lines += [f"sub.{_HALF[dtype]} p{i}, p{i}, {zero};"]
+    return _asm(lines, ["p0", "p1", "p2", "p3"])
+
+
+def _int8(dtype: str, zeros: bool) -> str:
+    """$5: bf16: the zero point - 128; fp16: the zero point below the exponent of the codes.
+
+    In bf16 a code's highest bit decides whether 128 or 256 is subtracted from 128 + its other bits.
+    """
+    lines = ["shr.b32 s1, $4, 8;"]
+    lines += ["mov.b32 s2, 0x64806480;"] if dtype == "fp16" else []
+    for i, source in enumerate(("$4", "s1")):
+        if dtype == "fp16":
+            lines += [f"lop3.b32 p{i}, {source}, 0x00FF00FF, 0x64006400, {_AND_OR};"]
+            lines += [f"sub.f16x2 p{i}, p{i}, {'$5' if zeros else 's2'};"]
+            continue
+        lines += [f"lop3.b32 p{i}, {source}, 0x007F007F, 0x43004300, {_AND_OR};"]
+        lines += [f"lop3.b32 s0, {source}, 0x00800080, 0x43804380, {_AND_XOR};"]
+        lines += [f"sub.bf16x2 p{i}, p{i}, s0;"]
+        lines += [f"sub.bf16x2 p{i}, p{i}, $5;"] if zeros else []
+    return _asm(lines, ["p0", "p1"])
+
+
+def _fp8(dtype: str) -> str:
+    shift, mask, factor = {"bf16": (4, "07F007F0", "7B80"), "fp16": (1, "3F803F80", "5C00")}[dtype]
+    lines = [
+        f"mov.b32 s3, 0x{factor}{factor};",
+        f"shl.b32 s0, $4, {8 - shift};",
+        "shl.b32 s1, $4, 8;",
+        f"and.b32 s0, s0, 0x{mask};",
+        f"lop3.b32 p0, s1, 0x80008000, s0, {_AND_OR};",
+        f"shr.b32 s2, $4, {shift};",
+        f"and.b32 s2, s2, 0x{mask};",
+        f"lop3.b32 p1, $4, 0x80008000, s2, {_AND_OR};",
+        f"mul.{_HALF[dtype]} p0, p0, s3;",
+        f"mul.{_HALF[dtype]} p1, p1, s3;",
+    ]
+    return _asm(lines, ["p0", "p1"])
+
+
+def _fp4(dtype: str, scaled: bool) -> str:
+    """scaled: $9 is the factor of the first two pairs, $10 of the others, in both halves."""
+    targets, factor = {"bf16": ((6, 7, 8, 15), "7E80"), "fp16": ((9, 10, 11, 15), "7400")}[dtype]
+    lines = [] if scaled and dtype == "bf16" else [f"mov.b32 s3, 0x{factor}{factor};"]
+    for i, positions in enumerate(FP4_POSITIONS):
+        masks: dict[int, int] = {}  # of the bits that a rotation brings to their place
+        for position, target in zip(positions, targets, strict=True):
+            left = (target - position) % 32
+            masks[left] = masks.get(left, 0) | 0x10001 << target
+        for number, (left, mask) in enumerate(masks.items()):
+            lines += [_rotate("s0", "$8", left, mask)] if left else []
+            source = "s0" if left else "$8"
+            lines += [
+                f"lop3.b32 p{i}, {source}, 0x{mask:08X}, p{i}, {_AND_OR};"
+                if number
+                else f"and.b32 p{i}, {source}, 0x{mask:08X};"
+            ]
+        if not (scaled and dtype == "bf16"):
+            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, s3;"]
+        if scaled:
+            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {'$9' if i < 2 else '$10'};"]
+    return _asm(lines, ["p0", "p1", "p2", "p3"])
+
+
+def _rotate(to: str, source: str, left: int, mask: int) -> str:
+    """The bits of mask in `to` are those of source rotated; as a shift, if it brings them there."""
+    if mask & ((1 << left) - 1) == 0:
+        return f"shl.b32 {to}, {source}, {left};"
+    if mask >> left == 0:
+        return f"shr.b32 {to}, {source}, {32 - left};"
+    return f"shf.l.wrap.b32 {to}, {source}, {source}, {left};"
+
+
+class Conversion(NamedTuple):
+    """For inline_asm_elementwise: a word, and arguments for it, to its weights, pair after pair."""
+
+    ptx: str
+    constraints: str
+
+
+def conversion(kind: CodeKind, dtype: str, zeros: bool, scaled: bool) -> Conversion:
+    """dtype: "bf16" or "fp16"; zeros: zero points are given; scaled: scales of 16 columns are."""
+    if kind == "int4":
+        ptx = _int4(dtype, zeros)
+    elif kind == "int8":
+        ptx = _int8(dtype, zeros)
+    elif kind == "fp8":
+        ptx = _fp8(dtype)
+    else:
+        ptx = _fp4(dtype, scaled)
+    inputs = 1 + zeros + 2 * scaled
+    return Conversion(ptx, ",".join(["=h"] * (32 // BITS[kind]) + ["r"] * inputs))

@@ -1,0 +1,146 @@
+"""SkinnyQuantizedGemm: y = x W^T of few rows and a packed weight, on Hopper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.gemm.implementations import (
+    MAX_ROWS,
+    PARTS_BYTES,
+    TILES,
+    block_m,
+    workspace,
+)
+from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion
+from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.quantization.quantized_weight import BITS
+from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
+
+ROWS = 64  # of wgmma
+SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
+NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@dataclass(frozen=True, slots=True)
+class SkinnyQuantizedGemm:
+    """skinny_hopper.py: compute capability 9.0.  Of more than MAX_ROWS rows, so many at a time."""
+
+    name = "dequantize in registers (Hopper)"
+    block_n: int  # weight rows of a tile: 16, 32 or 64, or 128 of two warpgroups
+    block_k: int  # columns of a unit, a power of two
+    stages: int  # units of weights in flight per program
+    programs: int
+    split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
+    x_stages: int = 3  # units of x in flight, which come from L2; at most stages
+    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM
+
+    @property
+    def fold(self) -> int:
+        """Column runs of a unit that are stacked to the rows of a wgmma."""
+        return max(1, ROWS // self.block_n)
+
+    @property
+    def groups(self) -> int:
+        """Warpgroups that compute."""
+        return max(1, self.block_n // ROWS)
+
+    def serves(
+        self, rows: int, outputs: int, inputs: int, weight: WeightScheme | PackedWeight
+    ) -> bool:
+        """Whether x [rows, inputs] W^T is computed: in this configuration, of such a weight."""
+        bits, height = BITS[weight.kind], _height(rows)
+        tiles, blocks = -(-outputs // self.block_n), -(-inputs // self.block_k)
+        parts_bytes = 4 * 2 * self.programs * self.block_n * height
+        chunk = 32 * 32 // bits  # columns that are loaded from shared memory at once
+        return (
+            multiplies(weight, inputs)
+            and tiles * self.groups <= TILES
+            and parts_bytes <= PARTS_BYTES
+            and self.x_stages <= self.stages
+            and self.shared_bytes(rows, bits) <= SHARED_BYTES
+            and self.block_k // self.fold % chunk == 0
+            and self.fold * height <= 2 * MAX_ROWS
+            and blocks % self.split_units == 0
+        )
+
+    def shared_bytes(self, rows: int, bits: int) -> int:
+        """Of both rings."""
+        weights = self.stages * self.block_n * self.block_k * bits // 8
+        return weights + self.x_stages * _height(rows) * self.block_k * 2
+
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+        (rows, inputs), (outputs, columns) = x.shape, weight.shape
+        assert inputs == columns and self.serves(rows, outputs, inputs, weight)
+        x, out = in_packed_order(x, weight), x.new_empty(rows, outputs)
+        for first in range(0, rows, MAX_ROWS):
+            part = slice(first, first + MAX_ROWS)
+            self._multiply(x[part], weight, bias, out[part], _height(rows))
+        return out
+
+    def _multiply(
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, height: int
+    ) -> None:
+        """height: rows of x of a tile, so that the last of many rows need no kernel of their own"""
+        from attention.common.dependent_launch import dependent_launch
+        from attention.common.hopper import tma_desc
+        from model_zoo.layers.quantized_gemm.skinny_hopper import _skinny_quantized_gemm
+
+        (rows, inputs), outputs = x.shape, len(weight.words)
+        bits, fold, groups = BITS[weight.kind], self.fold, self.groups
+        columns, k_blocks = self.block_k // fold, -(-inputs // self.block_k)
+        units = -(-outputs // self.block_n) * k_blocks
+        by_row = weight.row_group == 1 and weight.column_group >= inputs
+        scales = weight.scales
+        per_block = 0 if by_row else scales.shape[2] if scales.ndim == 3 else 1
+        row_scales = weight.scales if by_row else weight.row_scales
+        scaled, dtype = weight.column_group == 16, NAMES[x.dtype]
+        converted = conversion(weight.kind, dtype, weight.zeros is not None, scaled)
+        swizzle = 64 if per_block == 4 else 128  # a step's columns of x, or more, lie together
+        parts, arrived = workspace(x.device)
+        _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
+            tma_desc(weight.words, [self.block_n, columns * bits // 32]),
+            tma_desc(x, [height, columns], swizzle), _four_together(scales),
+            None if weight.zeros is None else _four_together(weight.zeros), row_scales, parts,
+            arrived, out, bias, rows, outputs, k_blocks, self.split_units,
+            -(-inputs // BLOCK), PTX=converted.ptx, CONSTRAINTS=converted.constraints,
+            DTYPE=dtype, BITS=bits, PER_BLOCK=per_block, ROW_GROUP=weight.row_group,
+            FACTOR=SCALED_DOWN[dtype] if scaled else 1.0, FOLD=fold, GROUPS=groups,
+            STAGES=self.stages, X_STAGES=self.x_stages, SWIZZLE=swizzle,
+            REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4, maxnreg=self.registers,
+            **dependent_launch(x.device),
+        )  # fmt: skip
+
+
+def _four_together(scales: Tensor) -> Tensor:
+    """Scales or zero points as the kernel takes them: bytes as int32, if a row has 4 or 8."""
+    if scales.element_size() > 1:
+        return scales
+    whole = scales.ndim == 3 and scales.shape[2] % 4 == 0
+    return scales.view(torch.int32 if whole else torch.uint8)
+
+
+def multiplies(weight: WeightScheme | PackedWeight, inputs: int) -> bool:
+    """Whether the kernel knows the weight's kind of scales."""
+    zeros, row_scales = _given(weight.zeros), _given(weight.row_scales)
+    if weight.row_group > 1:
+        return weight.row_group == weight.column_group == BLOCK and not zeros
+    if weight.kind == "fp4":
+        return (weight.column_group == 16 and row_scales) or weight.column_group == 32
+    if weight.column_group >= inputs:
+        return not zeros and not row_scales
+    return weight.column_group in (32, 64, 128)
+
+
+def _given(field: object) -> bool:
+    """Whether a PackedWeight has the tensor, or a WeightScheme says so."""
+    return field is not None and field is not False
+
+
+def _height(rows: int) -> int:
+    """Rows of x of a tile."""
+    return block_m(min(rows, MAX_ROWS), 8)

@@ -1,0 +1,147 @@
+"""Which GEMMs of quantized weights are timed, and what is kept of the choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from model_zoo.layers.gemm import autotune
+from model_zoo.layers.gemm.autotune import (
+    GemmKey,
+    autotune_gemms,
+    layers_by_key,
+    run_candidates,
+    use,
+)
+from model_zoo.layers.gemm.autotune_cache import read_choices, write_choices
+from model_zoo.layers.gemm.implementations import BUCKETS, MANY_BUCKETS
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.quantized_gemm import candidates
+from model_zoo.layers.quantized_gemm.candidates import (
+    quantized_candidates,
+    use_quantized_gemms,
+)
+from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.packed_weight import pack
+from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
+from model_zoo.quantization.weight_scheme import WeightScheme
+from runtime.precompile.compiling import compiling_only
+from runtime.precompile.pool import Compilers
+from tests.support.kernels.quantized_cases import quantized
+
+BF16 = torch.bfloat16
+DEVICE = torch.device("cuda", 0)
+
+
+def scheme(name: str, columns: int, activation_bits: int = 16) -> WeightScheme:
+    packed = pack(quantized(name, 128, columns, scales=BF16))
+    return WeightScheme(
+        kind=packed.kind, row_group=packed.row_group, column_group=packed.column_group,
+        scale_dtype=packed.scales.dtype, zeros=packed.zeros is not None,
+        row_scales=packed.row_scales is not None, activation_bits=activation_bits,
+    )  # fmt: skip
+
+
+def linear(name: str, outputs: int = 1024, inputs: int = 1024, activation_bits: int = 16) -> Linear:
+    of_weight = scheme(name, inputs, activation_bits)
+    return Linear(inputs, outputs, bias=True, dtype=BF16, scheme=of_weight)
+
+
+def use_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
+    found = SimpleNamespace(multi_processor_count=132, shared_memory_per_block_optin=227 << 10)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
+    fp8 = lambda gemm, device, dtype: capability >= (8, 9)  # noqa: E731
+    monkeypatch.setattr(candidates, "runs", fp8)
+
+
+@pytest.mark.parametrize("rows", [*BUCKETS, *MANY_BUCKETS])
+@pytest.mark.parametrize("name", ["int4 g128", "int4 g32 zeros", "nvfp4", "mxfp4", "fp8 block"])
+def test_hoppers_kernel_is_timed_beside_the_default(
+    monkeypatch: pytest.MonkeyPatch, name: str, rows: int
+):
+    use_device(monkeypatch, (9, 0))
+    first, *others = quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme(name, 4096))
+    skinny = [gemm for gemm in others if isinstance(gemm, SkinnyQuantizedGemm)]
+    assert len(skinny) >= 2 and not isinstance(first, SkinnyQuantizedGemm)
+    if rows > 64:
+        assert [first, others[0]] == [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
+
+
+def test_other_devices_and_scales_have_the_plain_kernels(monkeypatch: pytest.MonkeyPatch):
+    use_device(monkeypatch, (9, 0))
+    found = quantized_candidates(DEVICE, BF16, 8, 6144, 4096, scheme("int4 row zeros", 4096))
+    assert not [gemm for gemm in found if isinstance(gemm, SkinnyQuantizedGemm)]
+    for capability in ((8, 0), (8, 9), (10, 0), (12, 0)):
+        use_device(monkeypatch, capability)
+        found = quantized_candidates(DEVICE, BF16, 8, 6144, 4096, scheme("int4 g128", 4096))
+        assert found and not [gemm for gemm in found if isinstance(gemm, SkinnyQuantizedGemm)]
+
+
+def rows_of(layer: Linear) -> list[int]:
+    return [gemm_key.rows for gemm_key in layers_by_key(nn.Sequential(layer))]
+
+
+def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.MonkeyPatch):
+    use_device(monkeypatch, (9, 0))
+    assert rows_of(linear("int4 g128")) == [*BUCKETS, *MANY_BUCKETS]
+    assert rows_of(linear("nvfp4")) == [*BUCKETS, *MANY_BUCKETS]
+    assert rows_of(linear("fp8 row")) == [*BUCKETS, *MANY_BUCKETS], "W8A16"
+    assert rows_of(linear("fp8 row", activation_bits=8)) == [*BUCKETS], "fp8 tensor cores"
+    assert rows_of(linear("int4 row zeros")) == [*BUCKETS]
+    use_device(monkeypatch, (8, 0))
+    assert rows_of(linear("int4 g128")) == [*BUCKETS]
+
+
+def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    use_device(monkeypatch, (9, 0))
+    made = {
+        f"{rows} {number}": gemm
+        for rows in (*BUCKETS, *MANY_BUCKETS)
+        for number, gemm in enumerate(
+            quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme("fp8 row", 4096, 8))
+        )
+    }
+    kinds = {type(gemm).__name__ for gemm in made.values()}
+    assert len(kinds) == 5 and ScaledMM.__name__ in kinds
+    write_choices(tmp_path / "products.json", "GPU", made)
+    assert read_choices(tmp_path / "products.json", "GPU") == made
+
+
+def test_a_choice_for_many_rows_leaves_the_others_as_they_are():
+    layer = linear("int4 g128")
+    use_quantized_gemms(nn.Sequential(layer))
+    chosen = SkinnyQuantizedGemm(128, 256, 6, 132)
+    gemm_key = GemmKey(1024, 1024, BF16, True, 256, scheme=scheme("int4 g128", 1024))
+    use({gemm_key: [layer]}, {gemm_key: chosen})
+    unsplit = DequantizeInRegistersUnsplit()
+    assert [layer.gemm_of(rows) for rows in (1, 64)] == [unsplit, unsplit]
+    assert layer.gemm_of(257) == DequantizeThenCublas()
+    assert [layer.gemm_of(rows) for rows in (65, 256)] == [chosen, chosen]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["int4 g128", "nvfp4", "mxfp4", "fp8 row"])
+def test_what_is_chosen_on_a_gpu_multiplies_rightly(name: str, tmp_path: Path):
+    layer = linear(name, 1536, 2048).cuda()
+    assert layer.packed is not None and layer.bias is not None
+    weight = quantized(name, 1536, 2048, device="cuda", scales=BF16)
+    layer.packed.store(0, weight)
+    nn.init.normal_(layer.bias)
+    model = nn.Sequential(layer)
+    use_quantized_gemms(model)
+    with compiling_only(Compilers()):  # on all cores
+        run_candidates(model)
+    autotune_gemms(model, seconds=60, file=tmp_path / "products.json")
+    plain = weight.dequantize(BF16)
+    for rows in (1, 7, 33, 64, 65, 130, 500, 513):
+        x = torch.randn(rows, 2048, dtype=BF16, device="cuda")
+        expected = nn.functional.linear(x.float(), plain.float(), layer.bias.float())
+        error = (layer(x).float() - expected).norm() / expected.norm()
+        assert error < 0.06, (rows, layer.gemm_of(rows))

@@ -1,0 +1,147 @@
+"""SkinnyQuantizedGemm against float64: interpreted on the CPU, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.quantized_gemm.packed_weight import pack
+from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
+from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.quantization.quantized_weight import BITS, QuantizedWeight
+from runtime.precompile.compiling import compiling_only
+from runtime.precompile.pool import Compilers
+from tests.support.kernels.gluon_interpreter import interpreted
+from tests.support.kernels.quantized_cases import KINDS, quantized
+
+BF16, FP16 = torch.bfloat16, torch.float16
+SERVED = [name for name in KINDS if name != "int4 row zeros"]
+WHOLE = SkinnyQuantizedGemm(64, 256, 2, 1, split_units=3, x_stages=2)
+SPLIT = SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2)
+TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1)
+STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1)
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    folder = "model_zoo.layers.quantized_gemm"
+    with interpreted(
+        "_skinny_quantized_gemm",
+        "model_zoo.layers.gemm.stream_k_hopper",
+        f"{folder}.convert_hopper",
+        f"{folder}.skinny_hopper",
+    ):
+        yield
+
+
+def numbers(device: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    generator = torch.Generator(device).manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, device=device).to(dtype)
+
+
+def check(gemm: SkinnyQuantizedGemm, x: Tensor, weight: QuantizedWeight, bias: Tensor | None):
+    """That the error is at most twice that of float32 sums of weights rounded to x's type, that the
+    next product has the same bits, and that no partial sum is left."""
+    packed = pack(weight)
+    y = gemm.run(x, packed, bias)
+    exact = x.double() @ weight.dequantize(torch.float32).double().T
+    single = x.float() @ weight.dequantize(x.dtype).float().T
+    if bias is not None:
+        exact, single = exact + bias.double(), single + bias.float()
+    limit = 2 * (single.to(x.dtype).double() - exact).norm() + 1e-9
+    assert y.shape == exact.shape and y.dtype == x.dtype
+    assert (y.double() - exact).norm() <= limit
+    assert torch.equal(gemm.run(x, packed, bias), y)
+    assert int(workspace(x.device)[1].sum()) == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+def test_products_of_every_kind_are_right(name: str, dtype: torch.dtype):
+    weight = quantized(name, 77, 640, scales=dtype)
+    check(SPLIT, numbers("cpu", dtype, 3, 640), weight, numbers("cpu", dtype, 77))
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("name", ["int4 g32 zeros", "nvfp4", "fp8 block", "int8 row"])
+@pytest.mark.parametrize("gemm", [WHOLE, TWO_WARPGROUPS, STACKED], ids=str)
+def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
+    gemm: SkinnyQuantizedGemm, name: str
+):
+    check(
+        gemm,
+        numbers("cpu", BF16, 17 if gemm.fold == 1 else 8, 640),
+        quantized(name, 150, 640),
+        None,
+    )
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_act_order_multiplies_each_column_of_x_by_its_weights():
+    weight = quantized("int4 g32 zeros", 33, 256, permuted=True)
+    check(SPLIT, numbers("cpu", FP16, 3, 256), weight, None)
+
+
+def test_weights_that_the_kernel_does_not_know_are_not_served():
+    def serves(name: str, columns: int = 768) -> bool:
+        return SPLIT.serves(64, 64, columns, pack(quantized(name, 64, columns)))
+
+    assert serves("int4 g128") and serves("nvfp4") and serves("int4 row")
+    assert not serves("int4 row zeros"), "one zero point a row"
+    assert not multiplies(replace(pack(quantized("nvfp4", 1, 128)), row_scales=None), 128)
+    assert not multiplies(replace(pack(quantized("fp8 block", 1, 128)), column_group=64), 128)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_more_rows_than_a_tile_has_are_multiplied_in_turn():
+    x = numbers("cpu", BF16, 130, 512)
+    check(SPLIT, x, quantized("int4 g128", 40, 512), numbers("cpu", BF16, 40))
+    weight = pack(quantized("nvfp4", 40, 512))
+    whole = SPLIT.run(x, weight, None)
+    assert torch.equal(SPLIT.run(x[64:128], weight, None), whole[64:128])
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("rows", [1, 8, 16, 32, 64, 512])
+@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (24576, 4096), (1536, 512)])
+def test_candidates_fit_shared_memory_and_the_workspace(
+    shape: tuple[int, int], rows: int, bits: int
+):
+    weight = pack(quantized("int4 g128" if bits == 4 else "int8 row", 1, shape[1]))
+    candidates = skinny_candidates(132, rows, *shape, bits)
+    assert candidates
+    for gemm in candidates:
+        assert gemm.serves(rows, *shape, weight), gemm
+
+
+def each_product(
+    name: str, dtype: torch.dtype
+) -> Iterator[tuple[SkinnyQuantizedGemm, Tensor, QuantizedWeight, Tensor]]:
+    """(GEMM, x, weight, bias) of every candidate for some shapes and numbers of rows."""
+    for outputs, inputs in ((1001, 4096), (77, 1408), (2048, 6144)):
+        weight = quantized(name, outputs, inputs, device="cuda", scales=dtype)
+        bias = numbers("cuda", dtype, outputs)
+        for rows in (1, 3, 8, 17, 64, 200):
+            x = numbers("cuda", dtype, rows, inputs)
+            for gemm in skinny_candidates(132, rows, outputs, inputs, BITS[weight.kind]):
+                yield gemm, x, weight, bias
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("dtype", [BF16, pytest.param(FP16, marks=pytest.mark.slow)])
+def test_every_candidate_is_right(name: str, dtype: torch.dtype):
+    products = list(each_product(name, dtype))
+    assert len(products) > 50
+    with compiling_only(Compilers()):  # on all cores
+        packed = {id(weight): pack(weight) for _, _, weight, _ in products}
+        for gemm, x, weight, bias in products:
+            gemm.run(x, packed[id(weight)], bias)
+    for gemm, x, weight, bias in products:
+        check(gemm, x, weight, bias)

@@ -1,0 +1,362 @@
+"""Runs Gluon kernels of Hopper on the CPU, as Python over torch tensors: their indices and maths.
+
+`interpreted(*modules)` executes the modules' source with stand-ins for Gluon.  Programs run one
+after the other; partitions of a program are threads, which wait for each other at mbarriers.
+Tensors have no layouts: that elements stay in their threads is checked by the compiler alone
+(assert_trivial), and races of asynchronous copies show on a GPU alone.  PTX of
+inline_asm_elementwise is interpreted too.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+
+from tests.support.kernels.ptx import run_ptx
+
+SECONDS = 60.0  # that a partition may wait for another
+
+
+class Values(torch.Tensor):
+    """A tensor of a kernel."""
+
+    @property
+    def type(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return SimpleNamespace(layout=None)
+
+    def to(self, dtype: Any, bitcast: bool = False) -> Any:  # pyright: ignore
+        dtype = getattr(dtype, "dtype", dtype)
+        if not bitcast:
+            return super().to(dtype)
+        return self.contiguous().view(dtype)
+
+
+def values(tensor: torch.Tensor) -> Values:
+    return tensor.as_subclass(Values)
+
+
+def number(value: int) -> Values:
+    """A scalar of a kernel."""
+    return values(torch.tensor(value))
+
+
+class Element:
+    """The type that a pointer is to."""
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.dtype, self.primitive_bitwidth = memory.dtype, 8 * memory.element_size()
+
+    def __eq__(self, other: object) -> bool:
+        return self.dtype == getattr(other, "dtype", other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+
+class Pointer:
+    def __init__(self, memory: torch.Tensor, at: Any = 0) -> None:
+        self.memory, self.at = memory, at
+        self.dtype = SimpleNamespace(element_ty=Element(memory))
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.memory, self.at + offset)
+
+    def to(self, dtype: torch.dtype) -> Any:
+        self._check(torch.as_tensor(self.at))
+        return self.at
+
+    def _check(self, at: torch.Tensor) -> torch.Tensor:
+        assert ((at >= 0) & (at < self.memory.numel())).all(), "an address beyond the tensor"
+        return at.long()
+
+    def load(self, mask: Any, other: Any) -> Values:
+        at = torch.as_tensor(self.at)
+        if mask is None:
+            return values(self.memory.flatten()[self._check(at)])
+        at, mask = torch.broadcast_tensors(at, mask)
+        found = torch.full(at.shape, other, dtype=self.memory.dtype)
+        found[mask] = self.memory.flatten()[self._check(at[mask])]
+        return values(found)
+
+    def store(self, stored: Any, mask: Any) -> None:
+        at = torch.as_tensor(self.at)
+        mask = torch.ones_like(at, dtype=torch.bool) if mask is None else mask
+        at, mask, stored = torch.broadcast_tensors(at, mask, torch.as_tensor(stored))
+        self.memory.view(-1)[self._check(at[mask])] = stored[mask].to(self.memory.dtype)
+
+    def add(self, much: int) -> Values:
+        at = int(self.at)
+        before = int(self.memory.view(-1)[at])
+        self.memory.view(-1)[at] += much
+        return number(before)
+
+
+class Shared:
+    """Shared memory; views of it share its values."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.shape, self.dtype = tensor, list(tensor.shape), tensor.dtype
+
+    def index(self, i: Any) -> Shared:
+        assert 0 <= int(i) < self.shape[0]
+        return Shared(self.tensor[int(i)])
+
+    def slice(self, start: int, length: int, dim: int = 0) -> Shared:
+        return Shared(self.tensor.narrow(dim, start, length))
+
+    def permute(self, order: Sequence[int]) -> Shared:
+        return Shared(self.tensor.permute(*order))
+
+    def load(self, layout: object) -> Values:
+        return values(self.tensor.clone())
+
+
+class Barrier:
+    """An mbarrier."""
+
+    def __init__(self) -> None:
+        self.count = self.pending = self.bytes = self.phase = 0
+        self.changed = threading.Condition()
+
+    def arrive(self, count: int, more_bytes: int = 0) -> None:
+        with self.changed:
+            self.pending -= count
+            self.bytes += more_bytes
+            self._complete()
+
+    def copied(self, nbytes: int) -> None:
+        with self.changed:
+            self.bytes -= nbytes
+            self._complete()
+
+    def _complete(self) -> None:
+        assert self.pending >= 0, "more arrivals than the barrier counts"
+        if self.pending == 0 and self.bytes == 0:
+            self.pending, self.phase = self.count, self.phase + 1
+            self.changed.notify_all()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            done = self.changed.wait_for(lambda: self.phase % 2 != int(parity), SECONDS)
+        assert done, "a barrier is waited for in vain"
+
+
+class Barriers:
+    def __init__(self, number: int) -> None:
+        self.all = [Barrier() for _ in range(number)]
+
+    def index(self, i: Any) -> Barrier:
+        assert 0 <= int(i) < len(self.all)
+        return self.all[int(i)]
+
+
+class Descriptor:
+    """A TMA descriptor."""
+
+    def __init__(self, real: Any) -> None:
+        self.tensor, self.dtype = real.base, real.base.dtype
+        box = list(real.block_shape)
+        nbytes = box[0] * box[1] * real.base.element_size()
+        self.block_type = SimpleNamespace(shape=box, nbytes=nbytes)
+
+
+class Token:
+    """Products that have not been waited for."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+
+
+def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Shared) -> None:
+    assert to.shape == desc.block_type.shape
+    first, column = int(corner[0]), int(corner[1])
+    part = desc.tensor[first : first + to.shape[0], column : column + to.shape[1]]
+    to.tensor.zero_()
+    to.tensor[: part.shape[0], : part.shape[1]] = part
+    bar.copied(desc.block_type.nbytes)
+
+
+def _multiply(a: Any, b: Shared, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
+    a = a.tensor if isinstance(a, Shared) else a
+    product = a.float() @ b.tensor.float()
+    total = values(product + acc) if bool(use_acc) else values(product)
+    return Token(total) if is_async else total
+
+
+def _wait_for_products(num_outstanding: int = 0, deps: Sequence[Any] = ()) -> Any:
+    found = tuple(x.tensor if isinstance(x, Token) else x for x in deps)
+    return found[0] if len(found) == 1 else found
+
+
+def _specialize(partitions: Sequence[Any], warps: object, registers: object) -> None:
+    errors: list[BaseException] = []
+
+    def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        try:
+            function(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=each, daemon=True) for each in partitions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SECONDS)
+    if errors:
+        raise errors[0]
+
+
+def _inline_asm(
+    asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: int
+) -> Any:
+    assert pack == 1
+    if asm.startswith("prefetch"):
+        return values(torch.zeros(args[0].shape, dtype=torch.int32))
+    outputs = constraints.count("=")
+    assert constraints.count(",") + 1 == outputs + len(args) and outputs == len(dtype)
+    words = torch.broadcast_tensors(*(torch.as_tensor(x) for x in args))
+    return tuple(values(x) for x in run_ptx(asm, [word.long() for word in words], outputs))
+
+
+def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
+    if layout == "barriers":
+        return Barriers(shape[0])
+    return Shared(torch.full(shape, 77, dtype=dtype))
+
+
+def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
+    def layout(*args: object, **named: object) -> str:
+        return "layout"
+
+    named = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout")
+    layouts = dict.fromkeys((*named, "DotOperandLayout", "DistributedLinearLayout"), layout)
+    types = {
+        name: getattr(torch, name)
+        for name in ("int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
+    }
+    both = lambda function: lambda a, b: function(torch.as_tensor(a), torch.as_tensor(b))  # noqa: E731
+    return SimpleNamespace(
+        **layouts,
+        **types,
+        constexpr=lambda value: value,
+        static_range=range,
+        program_id=lambda axis: number(programs()[0]),
+        num_programs=lambda axis: number(programs()[1]),
+        arange=lambda first, last, layout: values(torch.arange(first, last, dtype=torch.int32)),
+        zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
+        zeros_like=torch.zeros_like,
+        where=lambda which, a, b: torch.where(which, a, b),
+        sum=lambda x, axis: x.sum(axis),
+        minimum=both(torch.minimum),
+        maximum=both(torch.maximum),
+        cdiv=lambda a, b: (a + b - 1) // b,
+        join=lambda a, b: torch.stack([a, b], -1),
+        split=lambda x: x.unbind(-1),
+        convert_layout=lambda x, layout, assert_trivial=False: x,
+        load=lambda p, mask=None, other=0, cache_modifier="": p.load(mask, other),
+        store=lambda p, value, mask=None: p.store(value, mask),
+        atomic_add=lambda p, much: p.add(much),
+        inline_asm_elementwise=_inline_asm,
+        allocate_shared_memory=_allocate,
+        warp_specialize=_specialize,
+    )
+
+
+def _modules(language: SimpleNamespace) -> dict[str, Any]:
+    """Stand-ins for what kernels import, by name."""
+    nothing = lambda *args, **named: None  # noqa: E731
+    mbarrier = SimpleNamespace(
+        MBarrierLayout=lambda: "barriers",
+        init=lambda bar, count: (setattr(bar, "count", count), setattr(bar, "pending", count)),
+        expect=lambda bar, nbytes, pred=True: bar.arrive(1, nbytes),
+        arrive=lambda bar, count=1, pred=True: bar.arrive(count),
+        wait=lambda bar, phase: bar.wait(phase),
+    )
+    hopper = SimpleNamespace(
+        fence_async_shared=nothing,
+        mbarrier=mbarrier,
+        tma=SimpleNamespace(async_copy_global_to_shared=_copy_to_shared),
+        warpgroup_mma=_multiply,
+        warpgroup_mma_wait=_wait_for_products,
+    )
+    gluon = SimpleNamespace(jit=_jit, constexpr_function=lambda function: function)
+    gluon.language = language
+    return {
+        "triton.experimental": SimpleNamespace(gluon=gluon),
+        "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language.nvidia.hopper": hopper,
+        "triton.language.extra.cuda": SimpleNamespace(
+            gdc_launch_dependents=nothing, gdc_wait=nothing
+        ),
+        "attention.common.hopper": SimpleNamespace(cta_barrier=nothing),
+    }
+
+
+def _jit(function: Any = None, **options: Any) -> Any:
+    return function if function is not None else lambda inner: inner
+
+
+class Kernel:
+    """Launches an interpreted kernel."""
+
+    def __init__(self, function: Callable[..., None], state: list[int]) -> None:
+        self._function, self._state = function, state
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **named: Any) -> None:
+            for option in ("num_warps", "maxnreg", "launch_pdl"):
+                named.pop(option, None)
+            for program in range(grid[0]):
+                self._state[:] = [program, grid[0]]
+                self._function(*(_argument(x) for x in args), **named)
+
+        return launch
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Pointer(value)
+    if hasattr(value, "block_shape"):
+        return Descriptor(value)
+    return number(value) if isinstance(value, int) else value
+
+
+@contextmanager
+def interpreted(kernel: str, *modules: str) -> Iterator[None]:
+    """Inside, `kernel` of the last of the modules is interpreted; each may import those before."""
+    state = [0, 1]
+    fakes = _modules(_language(lambda: (state[0], state[1])))
+    before = {name: sys.modules.get(name) for name in (*fakes, *modules)}
+    try:
+        sys.modules.update(fakes)
+        for name in modules:
+            sys.modules[name] = _executed(name)
+        last = sys.modules[modules[-1]]
+        setattr(last, kernel, Kernel(getattr(last, kernel), state))
+        for name in fakes:  # what launches the kernel needs the real ones
+            _restore(name, before[name])
+        yield
+    finally:
+        for name, module in before.items():
+            _restore(name, module)
+
+
+def _executed(name: str) -> ModuleType:
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _restore(name: str, module: ModuleType | None) -> None:
+    if module is None:
+        sys.modules.pop(name, None)
+    else:
+        sys.modules[name] = module

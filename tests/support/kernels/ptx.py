@@ -1,0 +1,83 @@
+"""Interprets the straight-line PTX of kernels' inline assembly, over tensors of 32-bit words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+MASK = 0xFFFFFFFF
+HALVES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
+
+
+def run_ptx(ptx: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
+    """-> the outputs, halves of 16 bits.
+
+    inputs  int64, the numbers of $outputs, $outputs + 1 and so on; only their 32 bits count
+    """
+    registers = {f"${outputs + i}": word & MASK for i, word in enumerate(inputs)}
+    body = ptx.strip().removeprefix("{").removesuffix("}")
+    for line in filter(None, (line.strip() for line in body.split(";"))):
+        if line.startswith(".reg"):
+            continue
+        operation, rest = line.split(None, 1)
+        operands = [x.strip() for x in re.findall(r"\{[^}]*\}|[^,]+", rest)]
+        if operands[0].startswith("{"):
+            _unpack(registers, operands)
+            continue
+        read = [_value(registers, x) for x in operands[1:]]
+        registers[operands[0]] = _run(operation, read) & MASK
+    return [_signed(registers[f"${i}"]) for i in range(outputs)]
+
+
+def _unpack(registers: dict[str, Tensor], operands: list[str]) -> None:
+    low, high = (x.strip() for x in operands[0].strip("{}").split(","))
+    word = _value(registers, operands[1])
+    assert isinstance(word, Tensor)
+    registers[low], registers[high] = word & 0xFFFF, word >> 16
+
+
+def _value(registers: dict[str, Tensor], operand: str) -> Tensor | int:
+    return int(operand, 0) if operand[0].isdigit() else registers[operand]
+
+
+def _signed(half: Tensor) -> Tensor:
+    return torch.where(half >= 0x8000, half - 0x10000, half).to(torch.int16)
+
+
+def _run(operation: str, x: Sequence[Tensor | int]) -> Tensor:
+    name, *types = operation.split(".")
+    if types[-1] in HALVES:
+        return _of_halves(name, HALVES[types[-1]], x[0], x[1])
+    known: dict[str, Callable[..., Tensor]] = {
+        "mov.b32": lambda a: torch.as_tensor(a),
+        "and.b32": lambda a, b: a & b,
+        "shl.b32": lambda a, n: a << n,
+        "shr.b32": lambda a, n: a >> n,
+        "shf.l.wrap.b32": lambda low, high, n: ((high << 32 | low) << n) >> 32,
+        "lop3.b32": _lop3,
+    }
+    return known[operation](*x)
+
+
+def _lop3(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
+    """Bit 4 a + 2 b + c of the table, for each bit."""
+    found = torch.zeros((), dtype=torch.int64)
+    for i in range(8):
+        if table >> i & 1:
+            parts = (x if i >> n & 1 else ~torch.as_tensor(x) for x, n in ((a, 2), (b, 1), (c, 0)))
+            first, second, third = parts
+            found = found | (first & second & third)
+    return found
+
+
+def _of_halves(name: str, dtype: torch.dtype, a: Tensor | int, b: Tensor | int) -> Tensor:
+    compute = {"sub": torch.sub, "mul": torch.mul}[name]
+    result = torch.zeros((), dtype=torch.int64)
+    for shift in (0, 16):
+        x, y = (_signed(torch.as_tensor(v) >> shift & 0xFFFF).view(dtype) for v in (a, b))
+        half = compute(x.float(), y.float()).to(dtype)  # exact in float32, rounded once
+        result = result | (half.view(torch.int16).long() & 0xFFFF) << shift
+    return result
