@@ -77,6 +77,19 @@ def _heads(heads: int, kv_heads: int) -> dict[str, int]:
     return {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
 
 
+QWEN3_5: Shape = {
+    "model_type": "qwen3_5_text",
+    "dtype": "bfloat16",
+    "vocab_size": 248_320,
+    "head_dim": 256,
+    "max_position_embeddings": 262_144,
+    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}
+QWEN3_5_MOE = QWEN3_5 | {
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
 TIED = {"tie_word_embeddings": True}
 FAMILIES: dict[str, Shape] = {
     "Qwen3-0.6B": _sized(QWEN3, 1024, 3072, 28, **_heads(16, 8), **TIED),
@@ -88,6 +101,26 @@ FAMILIES: dict[str, Shape] = {
     "Qwen3-30B-A3B": _sized(QWEN3_MOE, 2048, 6144, 48, moe_intermediate_size=768),
     "Qwen3-235B-A22B": _sized(
         QWEN3_MOE, 4096, 12_288, 94, moe_intermediate_size=1536, num_attention_heads=64
+    ),
+    "Qwen3.5-27B": _sized(QWEN3_5, 5120, 17_408, 64, **_heads(24, 4), linear_num_value_heads=48),
+    "Qwen3.5-35B-A3B": _sized(
+        QWEN3_5_MOE,
+        2048,
+        512,
+        40,
+        **_heads(16, 2),
+        moe_intermediate_size=512,
+        shared_expert_intermediate_size=512,
+    ),
+    "Qwen3.5-122B-A10B": _sized(
+        QWEN3_5_MOE,
+        3072,
+        1024,
+        48,
+        **_heads(32, 2),
+        linear_num_value_heads=64,
+        moe_intermediate_size=1024,
+        shared_expert_intermediate_size=1024,
     ),
     "Llama 3.2 3B": _sized(LLAMA, 3072, 8192, 28, **_heads(24, 8), **TIED),
     "Llama 3.1 8B": LLAMA,

@@ -56,6 +56,25 @@ def test_a_card_that_is_not_there_is_planned_for_by_config_json_alone(shape: Pat
     assert int(halved.replace(",", "")) >= 2 * int(tokens.replace(",", ""))
 
 
+def test_recurrent_states_and_kv_share_the_memory(tmp_path: Path) -> None:
+    """Of Qwen3.5-27B: 48 of 64 layers have states, of 146.8 MiB together, or half in bfloat16."""
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES["Qwen3.5-27B"]))
+    found: dict[str, tuple[int, float, float]] = {}
+    for dtype in ("float32", "bfloat16"):
+        done = plan(tmp_path, "--card", "80GiB", "--state-dtype", dtype)
+        assert done.returncode == 0, done.stderr
+        assert "64 layers, 48 of them gated delta nets" in done.stdout
+        assert "64.0 KiB a token in bfloat16" in done.stdout
+        [states] = re.findall(r"states +([\d.]+) GiB +(\d+) recurrent states of", done.stdout)
+        [kv] = re.findall(r"KV +([\d.]+) GiB", done.stdout)
+        found[dtype] = int(states[1]), float(states[0]), float(kv)
+        assert f"{states[1]} running" in done.stdout
+    count, taken, kv = found["float32"]
+    assert taken == pytest.approx(count * 146.8125 / 1024, abs=0.02)
+    assert taken / (taken + kv) == pytest.approx(0.4, abs=0.01)
+    assert found["bfloat16"][0] == pytest.approx(2 * count, rel=0.05)
+
+
 def test_layers_with_a_window_hold_the_kv_of_their_window_alone(tmp_path: Path) -> None:
     """62 layers, of which every sixth sees all positions and the others 1024."""
     windows = {

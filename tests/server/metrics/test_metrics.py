@@ -88,6 +88,18 @@ def values(metrics: Metrics) -> dict[str, float]:
     return {sample.name: sample.value for family in families for sample in family.samples}
 
 
+def test_states_are_counted_of_models_that_have_some(metrics: Metrics):
+    assert "wavefill_states" not in values(metrics)
+    hybrid = Metrics("tiny")
+    stats = Stats(states_used=3, snapshots_used=5)
+    has_states = structs.replace(ready(), num_states=9, num_snapshots=68)
+    hybrid.watch(ready=lambda: has_states, stats=lambda: stats, state=lambda: "ready")
+    found = values(hybrid)
+    names = ("states_used", "states", "state_snapshots_used", "state_snapshots")
+    assert [found[f"wavefill_{name}"] for name in names] == [3, 9, 5, 68]
+    assert found["wavefill_max_concurrency"] == 4.0
+
+
 def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
     metrics.rejected("queue_full")
     metrics.aborted("disconnect")

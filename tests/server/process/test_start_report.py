@@ -51,6 +51,16 @@ def test_the_report_has_the_use_of_memory_and_time():
     assert "start   imports 2.9 | weights 1.5 s\n" in text
 
 
+def test_the_report_has_the_recurrent_states_and_what_is_not_read():
+    hybrid = replace(FACTS, num_states=72, num_snapshots=1234, text_part=True)
+    text = start_report(ServerConfig(), hybrid)
+    assert "states  72: one a sequence, two with a grammar | 1,234 snapshots in host mem" in text
+    assert "reads   text: the part of this model that sees images is not loaded\n" in text
+    text = start_report(ServerConfig(), replace(hybrid, num_snapshots=0, text_part=False))
+    assert "two with a grammar | no prefix cache\n" in text and "reads " not in text
+    assert "states " not in report()
+
+
 def test_the_report_has_the_limits():
     text = report()
     assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text
