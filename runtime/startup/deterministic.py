@@ -11,6 +11,7 @@ the rest    works on one row or token at a time anyway; random numbers depend on
 
 from __future__ import annotations
 
+from model_zoo.layers.delta_net.block import use_token_by_token
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.model import Model
 from runtime.config import ConfigError, EngineConfig
@@ -55,6 +56,7 @@ def use_deterministic_gemms(requested: EngineConfig, model: Model) -> None:
     """Call it before the model runs.  Raises ConfigError where --deterministic cannot be kept."""
     if not requested.deterministic:
         return
+    use_token_by_token(model)
     try:
         use_batch_invariant_gemms(model)
     except ValueError as error:

@@ -249,6 +249,8 @@ LAYERS = {
     "qk_norm_rope_write d128 bf16": ("_qk_norm_rope_write", "128", 1),
     "qk_norm_rope_write d64 bf16": ("_qk_norm_rope_write", "128", 1),
     "qk_norm_rope_write half rotated": ("_qk_norm_rope_write", "128", 1),
+    "qk_norm_rope_write gated": ("_qk_norm_rope_write", "128", 1),
+    "sigmoid_mul": ("_sigmoid_mul", "128", 0),
     "add_norm": ("_add_rms_norm", "128", 0),
     "norm": ("_add_rms_norm", "128", 0),
     "norms_around_sum": ("_add_rms_norm", "128", 0),

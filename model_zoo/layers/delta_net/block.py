@@ -121,3 +121,10 @@ def delta_net_rows(inp: ModelInput, *, token_by_token: bool) -> DeltaNetRows:
         token_by_token=token_by_token,
     )
     return plan_rows(rows, len(inp.tokens))
+
+
+def use_token_by_token(model: nn.Module) -> None:
+    """Let every DeltaNet of a model compute token by token, as DeltaNetRows says."""
+    for module in model.modules():
+        if isinstance(module, DeltaNet):
+            module.token_by_token = True

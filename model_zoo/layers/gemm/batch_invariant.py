@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.gemm.candidates import SKINNY_CONFIGS, whole_tiles
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.linear import Linear
@@ -18,8 +17,7 @@ ALIGNED = 16  # bytes: alignment of a weight row
 
 
 def use_batch_invariant_gemms(model: nn.Module) -> None:
-    """Set GEMMs with one summation order for any number of rows in every Linear and all Experts,
-    and one order of tokens in every DeltaNet.
+    """Set GEMMs with one summation order for any number of rows in every Linear and all Experts.
 
     Call it before anything runs.  Raises ValueError for a layer with unaligned rows.
     """
@@ -27,8 +25,6 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
     from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
 
     for name, layer in model.named_modules():
-        if isinstance(layer, DeltaNet):
-            layer.token_by_token = True
         if isinstance(layer, Experts):
             layer.use_tiles({}, batch_invariant=True)
         if not isinstance(layer, Linear):

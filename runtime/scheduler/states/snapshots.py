@@ -38,7 +38,7 @@ class SnapshotHit(NamedTuple):
     """A prefix of `position` tokens: full pages and perhaps one more, and its snapshot."""
 
     position: int
-    index: int
+    place: int
     tail_page: int | None
 
 
@@ -143,7 +143,7 @@ class StateSnapshots:
 
     def load(self, hit: SnapshotHit, state: int, sequence: Sequence) -> None:
         """A sequence continues from a hit, with this state and the pages that it has now."""
-        self._loads.append((hit.index, state))
+        self._loads.append((hit.place, state))
         if hit.tail_page is not None:
             own = sequence.pages.tables[0][hit.position // self._page_size]
             self._page_copies.append((hit.tail_page, own))

@@ -15,6 +15,7 @@ from attention.batch_invariant.kernel import BatchInvariantConfig
 from attention.batch_invariant.plan import BatchInvariantSpec
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import linear
+from model_zoo.layers.delta_net.block import use_token_by_token
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
 from tests.support.models.loaded_model import load_model
@@ -69,6 +70,7 @@ def test_a_token_of_an_answer_has_the_bits_of_one_of_a_prompt(
     config = read_config(tmp_path)
     model = load_model(config, tmp_path, dtype=dtype, device=torch.device(device))
     use_batch_invariant_gemms(model)
+    use_token_by_token(model)
     tokens = torch.randint(config.vocab_size, (LENGTH,), device=device)
     whole, *others = (
         PagedRow(

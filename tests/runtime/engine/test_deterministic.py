@@ -213,6 +213,8 @@ def test_what_is_not_known_to_be_invariant_is_refused():
     assert requested_attention(replace(requested, attention="flash1"), hopper) == "flash1"
     with pytest.raises(ConfigError, match="--attention flash2 is not batch-invariant"):
         requested_attention(replace(requested, attention="flash2"), hopper)
+    with pytest.raises(ConfigError, match="--state-dtype bfloat16: states are rounded"):
+        requested_attention(replace(requested, state_dtype="bfloat16"), hopper)
     with pytest.raises(ConfigError, match=r"capability 8\.0 to 9\.0, this one has 10\.0"):
         requested_attention(requested, (10, 0))
     assert (

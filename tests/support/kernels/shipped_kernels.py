@@ -14,6 +14,7 @@ from model_zoo.layers.gemm.swiglu import SwigluGemm
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
+from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from runtime.cuda_graph.prepare import prepare
 from runtime.sampling.banned import WINDOW, BannedTable
@@ -54,6 +55,29 @@ def call_qk_norm_rope_write(
         k_weight=weight,
         **step.scales,
     )
+
+
+def call_gated_qk_norm_rope_write(tokens: int) -> None:
+    """Of Qwen3.5-27B: a gate after each query, and a quarter of a head rotated."""
+    step, weight = ShippedStep(256, BF16), tensor(256)
+    qk_norm_rope_write(
+        tensor(tokens, (2 * 24 + 2 * step.k.shape[1]) * 256),
+        step.k,
+        step.k,
+        tensor(tokens, dtype=torch.int64),
+        heads=24,
+        gated=True,
+        cos_sin=tensor(tokens, 64),
+        q_weight=weight,
+        k_weight=weight,
+        plus_one=True,
+        **step.scales,
+    )
+
+
+def call_sigmoid_mul(tokens: int) -> None:
+    gates = tensor(tokens, 24, 512)[..., 256:]
+    sigmoid_mul(tensor(tokens, 24, 256), gates)
 
 
 def call_add_norm(tokens: int) -> None:
@@ -162,6 +186,10 @@ for tokens in (1, TOKENS):
     SHIPPED[f"gelu_tanh_mul at {tokens}"] = partial(call_gelu, tokens)
     SHIPPED[f"embed scaled at {tokens}"] = partial(call_embed_scaled, tokens)
     SHIPPED[f"norm at {tokens}"] = partial(call_norm, tokens)
+    SHIPPED[f"qk_norm_rope_write gated at {tokens}"] = partial(
+        call_gated_qk_norm_rope_write, tokens
+    )
+    SHIPPED[f"sigmoid_mul at {tokens}"] = partial(call_sigmoid_mul, tokens)
     SHIPPED[f"silu_mul at {tokens}"] = partial(call_silu, tokens)
     SHIPPED[f"embed at {tokens}"] = partial(call_embed, tokens)
 for rows in BUCKETS[1:]:
