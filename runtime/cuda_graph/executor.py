@@ -158,7 +158,8 @@ class GraphExecutor:
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        self._states.copy(batch, self._step.kv)
+        if self._step.kv.states is not None:
+            self._states.copy(batch, self._step.kv)
         sample_slots, self._deferred = self._sampler.partition(batch.slots, batch.sample)
         self._buffers.send(
             launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state

@@ -21,8 +21,7 @@ class StateStore:
     def copy(self, batch: Batch, kv: KVPool) -> None:
         """Copy pages and states as a batch says, before its step."""
         pool = kv.states
-        if pool is None:
-            return
+        assert pool is not None
         for page, target in batch.page_copies:
             for pages in (kv.k, kv.v):
                 pages[:, target].copy_(pages[:, page], non_blocking=True)

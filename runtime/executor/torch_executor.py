@@ -72,7 +72,8 @@ class TorchExecutor:
     def forward(self, batch: Batch) -> None:
         """Store the batch's keys and values; compute the logits of rows that sample."""
         self._slots.append_pages(batch, self._slots.count_pages(batch))
-        self._states.copy(batch, self._kv)
+        if self._kv.states is not None:
+            self._states.copy(batch, self._kv)
         self._sampler.reset(batch.new_rows)
         for row in batch.new_rows:
             self._prompts.reset(row)

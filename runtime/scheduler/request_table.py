@@ -150,7 +150,8 @@ class RequestTable:
     @property
     def num_free_slots(self) -> int:
         """How many more sequences could run, however few pages there are."""
-        return self.states.room(len(self._free_slots))
+        free = len(self._free_slots)
+        return self.states.room(free) if self.states.num_states else free
 
     def running(self) -> list[Sequence]:
         return [*self.decoding.all(), *self.prefilling.values()]
