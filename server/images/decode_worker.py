@@ -8,6 +8,7 @@ each a length of four bytes, MessagePack, and bytes; the end of stdin ends the p
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import resource
 import signal
@@ -78,6 +79,7 @@ class DecodeResult(Struct, frozen=True, array_like=True):
     width: int = 0
     height: int = 0
     num_bytes: int = 0
+    digest: bytes = b""  # SHA-256 of the size and the pixels
 
 
 def inspect(data: bytes, declared: str = "") -> Image:
@@ -224,7 +226,8 @@ def answer(args: DecodeArgs, data: bytes) -> tuple[DecodeResult, bytes]:
             return DecodeResult(width=image.width, height=image.height), b""
         found = pixels(image, args.width, args.height)
         raw = found.tobytes()
-        return DecodeResult("", found.width, found.height, len(raw)), raw
+        digest = hashlib.sha256(f"{found.width}x{found.height}:".encode() + raw).digest()
+        return DecodeResult("", found.width, found.height, len(raw), digest), raw
     except ImageError as error:
         return DecodeResult(str(error)), b""
     except MemoryError:

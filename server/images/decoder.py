@@ -17,12 +17,14 @@ from functools import partial
 
 import msgspec
 
+from server.generation.admission import full
 from server.images.decode_worker import CPU_SECONDS, DecodeArgs, DecodeResult
 from server.images.image_error import ImageError
 
 PROCESSES = 2  # of an API process; they start when they are needed
 WAIT_SECONDS = 30.0  # until an answer, whatever keeps a process waiting; see CPU_SECONDS
 START_SECONDS = 30.0
+MAX_WAITING = 256  # images of all requests
 READ_BYTES = 1 << 20
 # Of the environment: what Python needs to start, and no keys.
 KEPT_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
@@ -31,31 +33,45 @@ KEPT_VARIABLES = ("PATH", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH", "LANG",
 class ImageDecoder:
     """Decodes images in processes that start with the first of them and end with this object."""
 
-    def __init__(self, processes: int = PROCESSES, seconds: float = WAIT_SECONDS) -> None:
+    def __init__(
+        self,
+        processes: int = PROCESSES,
+        seconds: float = WAIT_SECONDS,
+        max_waiting: int = MAX_WAITING,
+    ) -> None:
         self._threads = ThreadPoolExecutor(processes, thread_name_prefix="images")
         self._idle: list[DecodeProcess] = []  # at most as many as there are threads
         self._lock = threading.Lock()
         self._seconds = seconds
+        self._waiting = 0
+        self._max_waiting = max_waiting
 
     async def size(self, data: bytes, declared: str = "") -> tuple[int, int]:
-        """Width and height as they are stored, without decoding.  Raises ImageError.
+        """Width and height as they are stored, without decoding.  Raises ImageError, RateLimited.
 
         declared: the media type that the caller says it has; "" if none
         """
         result, _ = await self._call(DecodeArgs(len(data), declared), data)
         return result.width, result.height
 
-    async def pixels(self, data: bytes, width: int, height: int) -> tuple[int, int, bytes]:
-        """Width, height and RGB bytes of the image, resized to this and then turned upright.
+    async def pixels(self, data: bytes, width: int, height: int) -> tuple[DecodeResult, bytes]:
+        """The image's RGB bytes, resized to this and then turned upright, and what they are.
 
-        Raises ImageError.
+        Raises ImageError, RateLimited.
         """
-        result, raw = await self._call(DecodeArgs(len(data), "", width, height), data)
-        return result.width, result.height, raw
+        return await self._call(DecodeArgs(len(data), "", width, height), data)
 
     async def _call(self, args: DecodeArgs, data: bytes) -> tuple[DecodeResult, bytes]:
-        loop = asyncio.get_running_loop()
-        result, raw = await loop.run_in_executor(self._threads, partial(self._ask, args, data))
+        if self._waiting >= self._max_waiting:
+            raise full(
+                "images_full", "{} images wait to be decoded: try again later", self._waiting
+            )
+        self._waiting += 1
+        try:
+            loop = asyncio.get_running_loop()
+            result, raw = await loop.run_in_executor(self._threads, partial(self._ask, args, data))
+        finally:
+            self._waiting -= 1
         if result.error:
             raise ImageError(result.error)
         return result, raw

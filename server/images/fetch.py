@@ -23,6 +23,7 @@ from server.images.image_error import ImageError
 SECONDS = 5.0  # for all of it, redirects too
 MAX_BYTES = 10 << 20
 MAX_REDIRECTS = 3
+MAX_AT_ONCE = 32  # the others wait
 MAX_URL = 8192  # characters
 MAX_HEAD = 64 << 10  # bytes of an answer before its body
 MAX_ADDRESSES = 3  # of a name, that are tried
@@ -52,8 +53,7 @@ class Target:
             host = "" if name is None else _ascii_host(name)
         except ValueError:
             raise ImageError("is no valid URL: correct it") from None
-        if scheme not in PORTS:
-            raise ImageError(f"has the scheme {scheme[:20]}: use http, https or data")
+        check_scheme(scheme)
         if not host:
             raise ImageError("is a URL without a host: correct it")
         if parts.username is not None or parts.password is not None:
@@ -80,6 +80,14 @@ class Target:
             "Connection: close",
         ]
         return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+
+def check_scheme(scheme: str) -> None:
+    """Raises ImageError."""
+    if not scheme:
+        raise ImageError("is no URL: begin it with data:, https: or http:")
+    if scheme not in PORTS:
+        raise ImageError(f"has the scheme {scheme[:20]}: use data, https or http")
 
 
 def _ascii_host(name: str) -> str:
@@ -115,10 +123,12 @@ class ImageFetcher:
         self._seconds, self._max_bytes = seconds, max_bytes
         self._resolve, self._permitted = resolve, permitted
         self._tls = tls or _tls_context
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     async def fetch(self, url: str) -> bytes:
         """The body of the answer.  Raises ImageError."""
         if self.allowed.none:
+            check_scheme(url.partition(":")[0].lower() if ":" in url else "")
             raise ImageError(
                 "is a URL to fetch, which this server does not do: send the image itself as a data "
                 "URL (the operator can allow hosts by --image-urls)"
@@ -126,7 +136,7 @@ class ImageFetcher:
         if len(url) > MAX_URL:
             raise ImageError(f"has {len(url)} characters, a URL may have {MAX_URL}: shorten it")
         try:
-            async with asyncio.timeout(self._seconds):
+            async with self._places, asyncio.timeout(self._seconds):
                 return await self._follow(url)
         except TimeoutError:
             raise ImageError(

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from server.apis.openai.chat_schema import ImageDetail
 from server.images.image_error import ImageError
 
-Detail = Literal["auto", "low", "high", "original"]
 MAX_PIXELS = 4 << 20  # of an image that the model sees, unless the operator says otherwise
 LOW_PIXELS = 512 * 512  # with detail low
+MEDIA_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]
 MAX_IMAGES = 16  # of a request, unless the operator says otherwise
 MAX_ASPECT = 200  # times that one side may be longer than the other
 
@@ -36,7 +36,16 @@ class ImageLimits:
         """Side of what becomes one token."""
         return self.patch_size * self.merge_size
 
-    def size(self, width: int, height: int, detail: Detail | None = None) -> tuple[int, int]:
+    def description(self) -> dict[str, object]:
+        """What clients are to know of it."""
+        return {
+            "max_images": self.max_images,
+            "max_pixels": self.max_pixels,
+            "max_tokens": self.max_pixels // self.factor**2,
+            "media_types": MEDIA_TYPES,
+        }
+
+    def size(self, width: int, height: int, detail: ImageDetail | None = None) -> tuple[int, int]:
         """Width and height that the model sees of an image.
 
         Raises ImageError if one side is too many times the other.

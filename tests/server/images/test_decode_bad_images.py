@@ -110,8 +110,8 @@ async def test_an_image_that_ends_its_process_is_refused_and_the_next_is_decoded
     monkeypatch.setattr(process, "_write", die)
     with pytest.raises(ImageError, match="ended the process that decoded it"):
         await decoder.size(whole)
-    width, height, raw = await decoder.pixels(whole, 64, 32)
-    assert (width, height) == (64, 32) and raw == noise(64, 32).tobytes()
+    result, raw = await decoder.pixels(whole, 64, 32)
+    assert (result.width, result.height) == (64, 32) and raw == noise(64, 32).tobytes()
 
 
 async def test_an_image_that_is_not_decoded_in_time_is_refused_and_its_process_ends() -> None:
