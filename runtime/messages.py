@@ -75,6 +75,21 @@ class SamplingParams(Struct, frozen=True, array_like=True):
         )
 
 
+class PromptImage(Struct, frozen=True, array_like=True):
+    """An image of a prompt, decoded and resized to what the model sees.
+
+    The tokens `start` to `start + num_tokens` of the prompt are placeholders, which are the same
+    for every image: prompts whose tokens are equal are equal only if the digests are, too.
+    """
+
+    start: int
+    num_tokens: int
+    width: int  # pixels
+    height: int
+    pixels: bytes  # uint8 RGB [height, width, 3]
+    digest: bytes  # SHA-256 of size and pixels
+
+
 class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     """One prompt and its sampling parameters (`n` completions are `n` requests)."""
 
@@ -85,6 +100,7 @@ class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     priority: int = 0  # lower runs first
     salt: bytes = b""  # prefixes are shared only between requests of the same salt
     arrived: float = 0.0
+    images: tuple[PromptImage, ...] = ()  # in the order of the prompt
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):

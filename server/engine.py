@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Literal, Protocol
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Progress, Ready, SamplingParams, Snapshot, Stats
+from runtime.messages import Progress, PromptImage, Ready, SamplingParams, Snapshot, Stats
 
 EngineState = Literal[
     "loading",  # it starts, for the first time or again
@@ -37,7 +37,13 @@ class Engine(Protocol):
     def pending(self) -> int: ...
     def unhealthy(self) -> str | None: ...
     def submit(
-        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        images: tuple[PromptImage, ...] = (),
     ) -> Mailbox: ...
     def abort(self, id: int) -> None: ...
     def observe(self, share: bytes, *, watching: bool) -> None: ...

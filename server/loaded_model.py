@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from runtime.messages import DOWNLOAD, Progress
 from server.engine import Engine
 from server.errors import Unavailable
 from server.prompt.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    from server.images.limits import ImageLimits
+    from server.images.reader import ImageReader
 
 # What is done until the server is ready, by the names of the phases; in the order of a start on a
 # GPU, of which a CPU has a part.
@@ -25,14 +31,28 @@ MAX_RETRY_SECONDS = 30
 
 
 class LoadedModel:
-    """The tokenizer and the directory, which are set once."""
+    """The tokenizer, the directory and what reads its images, which are set once."""
 
-    def __init__(self, tokenizer: ChatTokenizer | None = None, directory: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer | None = None,
+        directory: str = "",
+        images: ImageReader | None = None,
+    ) -> None:
+        """images: None: the model reads text only"""
         self.tokenizer = tokenizer
         self.directory = directory
+        self.images = images
 
-    def set(self, tokenizer: ChatTokenizer, directory: str) -> None:
-        self.tokenizer, self.directory = tokenizer, directory
+    def set(
+        self, tokenizer: ChatTokenizer, directory: str, images: ImageReader | None = None
+    ) -> None:
+        self.tokenizer, self.directory, self.images = tokenizer, directory, images
+
+    @property
+    def vision(self) -> ImageLimits | None:
+        """What the model reads of images; None: nothing."""
+        return None if self.images is None else self.images.limits
 
 
 def loading(client: Engine) -> Unavailable:

@@ -10,6 +10,7 @@ from functools import cached_property
 from starlette.requests import Request
 
 from runtime.messages import BACKGROUND
+from server.apis.media import Readable
 from server.apis.responses.store import ResponseStore
 from server.batches.store import BatchStore
 from server.config import ServerConfig
@@ -73,6 +74,10 @@ class ServerState:
     def grammar_literals(self) -> GrammarLiterals:
         """The special tokens as parts of grammars."""
         return GrammarLiterals(self.tokenizer.special_words())
+
+    @property
+    def readable(self) -> Readable:
+        return Readable(self.config.served_names[0], self.model.vision is not None)
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless the name is one that this server serves."""

@@ -26,6 +26,7 @@ from runtime.messages import (
     Hello,
     Observe,
     Progress,
+    PromptImage,
     Ready,
     RequestOutput,
     SamplingParams,
@@ -107,11 +108,19 @@ class EngineClient:
         return None
 
     def submit(
-        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        images: tuple[PromptImage, ...] = (),
     ) -> Mailbox:
         """Queue a request; never blocks."""
         arrived = time.monotonic()
-        request = EngineRequest(self._new_id(), self.index, tokens, params, priority, salt, arrived)
+        request = EngineRequest(
+            self._new_id(), self.index, tokens, params, priority, salt, arrived, images
+        )
         mailbox = self._mailboxes[request.id] = Mailbox(request)
         self._num_background += priority == BACKGROUND
         if self.ready is not None:

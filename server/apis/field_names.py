@@ -4,25 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 
 from server.errors import FieldPath, RequestError
 
 Sources = Sequence[Sequence[FieldPath]]
+Parts = Mapping[FieldPath, FieldPath]
+NONE: Parts = MappingProxyType({})
 
 
 @contextmanager
-def map_error_fields(names: Mapping[str, str], sources: Sources = ()) -> Generator[None]:
+def map_error_fields(
+    names: Mapping[str, str], sources: Sources = (), parts: Parts = NONE
+) -> Generator[None]:
     """Name the fields in RequestErrors of the block as the caller does.
 
     names    the beginning of a field's path in the ChatRequest -> that of the caller's, with * for
              an index; the longest that fits is replaced
     sources  of each message of the ChatRequest: the caller's field that it was made of, then those
              of its tool calls, which replace their paths after `names`
+    parts    messages.*.content.* of each image of the ChatRequest -> the caller's field of it
     """
     try:
         yield
     except RequestError as error:
-        error.rename_fields(lambda path: _in_source(_renamed(path, names), sources))
+        error.rename_fields(
+            lambda path: (
+                parts.get(FieldPath(*path[:4])) or _in_source(_renamed(path, names), sources)
+            )
+        )
         raise
 
 

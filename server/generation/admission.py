@@ -22,6 +22,7 @@ Reason = Literal[
     "bodies_full",  # bytes that the bodies of open requests hold
     "connections_full",  # connections with a request in flight: the limit of open files
     "grammars_full",  # grammars that wait to be checked
+    "images_full",  # images that wait to be decoded, or the bytes of those that are
     "files_full",  # files that are stored
     "data_full",  # bytes that they have: --max-data-bytes
     "batches_full",  # batches that have not ended
@@ -32,6 +33,7 @@ RETRY_AFTER_S: Mapping[Reason, int] = {
     "bodies_full": 1,
     "connections_full": 1,
     "grammars_full": 1,
+    "images_full": 1,
     "files_full": 60,
     "data_full": 60,
     "batches_full": 60,

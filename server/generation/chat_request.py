@@ -6,13 +6,14 @@ Their routes translate a body to a ChatRequest, and the chunks of its Generation
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import orjson
 
 from runtime.messages import Ready
-from server.apis.openai.chat_schema import ChatRequest
+from server.apis.openai.chat_schema import ChatRequest, ImageUrl
 from server.constrained.request_grammar import chat_grammar
 from server.errors import FieldPath
 from server.generation.admission import AdmissionSlots
@@ -27,12 +28,16 @@ from server.generation.sampling_params import (
 )
 from server.prompt.template_messages import (
     check_messages,
+    content_chars,
     template_messages,
     template_options,
     template_tools,
     unseen_chars,
 )
 from server.state import ServerState
+
+if TYPE_CHECKING:
+    from server.images.request_images import RequestImages
 
 MESSAGES = FieldPath("messages")
 CHARS_PER_MESSAGE = 256  # characters that take as long to check as a message
@@ -59,7 +64,11 @@ async def prepare_chat(
     """
     ready = _checked(state, body)
     with slots or state.admission.reserve(body.n or 1) as slots:
+        found = body.images()
+        images = await _read_images(state, body, found) if found else None
         prompt = await _prompt(state, ready, body)
+        if images is not None:
+            prompt = images.place(prompt, state.tokenizer)
         wanted, limit = body.limit(), ready.max_model_len
         if may_end_early and len(prompt) + (wanted or 0) > limit:
             wanted = None
@@ -67,7 +76,14 @@ async def prepare_chat(
             body,
             state.tokenizer,
             ready,
-            max_tokens=fit_to_context(len(prompt), wanted, limit, body.model, MESSAGES),
+            max_tokens=fit_to_context(
+                len(prompt),
+                wanted,
+                limit,
+                body.model,
+                MESSAGES,
+                image_tokens=0 if images is None else images.num_tokens,
+            ),
             logprobs=body.num_logprobs(),
             prompt_logprobs=body.prompt_logprobs,
         )
@@ -81,7 +97,10 @@ async def prepare_chat(
         parser = parsers[0] if parsers else None
         grammar = await chat_grammar(state, body, ready, parser, params.max_tokens)
         params = msgspec.structs.replace(params, grammar=grammar)
-        return Generation(state, route, body, [prompt], params, salt, slots, parsers=parsers)
+        held = None if images is None else await images.decode()
+        return Generation(
+            state, route, body, [prompt], params, salt, slots, parsers=parsers, images=held
+        )
 
 
 async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, list[int]]:
@@ -90,7 +109,19 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
     Raises RequestError and Unavailable as prepare_chat does.
     """
     ready = _checked(state, body)
-    return ready, await _prompt(state, ready, body)
+    found = body.images()
+    images = await _read_images(state, body, found) if found else None
+    prompt = await _prompt(state, ready, body)
+    return ready, prompt if images is None else images.place(prompt, state.tokenizer)
+
+
+async def _read_images(
+    state: ServerState, body: ChatRequest, found: Sequence[tuple[FieldPath, ImageUrl]]
+) -> RequestImages:
+    # Where the model reads text only, none of it is ever loaded.
+    from server.images.request_images import RequestImages
+
+    return await RequestImages.read(state, body, found)
 
 
 def _checked(state: ServerState, body: ChatRequest) -> Ready:
@@ -109,7 +140,7 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
 
     messages = await off_loop(CHARS_PER_MESSAGE * len(body.messages), plain)
     tools = template_tools(body.offered_tools(), tokenizer)
-    num_chars = sum(len(message["content"] or "") for message in messages)
+    num_chars = sum(map(content_chars, messages))
     num_chars += len(orjson.dumps(tools)) if tools else 0
     cut = truncation_of(body, body.limit() or 1, ready)
     if cut is None:

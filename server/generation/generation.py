@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -21,6 +21,9 @@ from server.loaded_model import loading
 from server.state import ServerState
 from server.telemetry.summary import Operation, RequestSummary, note_generation
 from server.tool_calls.output_parser import OutputParser
+
+if TYPE_CHECKING:
+    from server.images.reader import HeldPixels
 
 MAX_CHOICES = 16  # of one request in its record
 
@@ -66,6 +69,7 @@ class Generation:
         copies: int | None = None,
         parsers: Sequence[OutputParser] = (),
         operation: Operation = "chat",
+        images: HeldPixels | None = None,
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
@@ -73,12 +77,14 @@ class Generation:
         slots      one for each completion
         parsers    one for each completion; none: all of their text is content
         operation  what telemetry says that it does
+        images     those of the prompt, closed with this
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
         self._prompts = prompts
         self._salt = salt
         self._told = operation, body.model, params
+        self._images = images
         self._closed = False
         self._n = copies or body.n or 1
         self.choices: list[Choice] = []
@@ -89,6 +95,8 @@ class Generation:
                     self.choices.append(self._submit(body, prompt, params, slots, copy, parser))
         except Exception:
             self._abort("error")
+            if images is not None:
+                images.close()
             raise
         facts: dict[str, object] = {
             "route": route,
@@ -124,7 +132,10 @@ class Generation:
         )
         slots.give_back()
         priority = state.priority(body.priority)
-        mailbox = state.client.submit(prompt, params, priority=priority, salt=self._salt)
+        images = () if self._images is None else self._images.images
+        mailbox = state.client.submit(
+            prompt, params, priority=priority, salt=self._salt, images=images
+        )
         return Choice(len(self.choices), mailbox, text, parser, state.client, state.metrics)
 
     async def collect(self) -> list[GeneratedAnswer]:
@@ -153,6 +164,8 @@ class Generation:
         if not self._closed:
             self._closed = True
             self._abort("disconnect")
+            if self._images is not None:
+                self._images.close()
             self._state.metrics.generation_finished(
                 max(choice.stats.generated for choice in self.choices)
             )

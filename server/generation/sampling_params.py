@@ -147,10 +147,17 @@ def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: F
 
 
 def fit_to_context(
-    prompt_len: int, wanted: int | None, limit: int, model: str, param: FieldPath
+    prompt_len: int,
+    wanted: int | None,
+    limit: int,
+    model: str,
+    param: FieldPath,
+    *,
+    image_tokens: int = 0,
 ) -> int:
     """The number of tokens to generate; all that fit if the caller did not say.
 
+    image_tokens: those of `prompt_len` that images take
     Raises RequestError for an empty prompt, ContextTooLong if prompt and answer exceed `limit`.
     """
     prompt, where = _prompt(param)
@@ -162,11 +169,13 @@ def fit_to_context(
         return wanted or 0
     asked = "" if wanted is None else " and {max_tokens} is {}"
     remedy = "" if wanted is None else " or lower {max_tokens}"
-    sizes = [prompt_len, limit] if wanted is None else [prompt_len, wanted, limit]
+    of_images = " ({} of them of images)" if image_tokens else ""
+    shorten = "send fewer or smaller images, shorten" if image_tokens else "shorten"
+    sizes = [prompt_len, *[image_tokens] * bool(image_tokens), *[wanted] * (wanted is not None)]
     raise ContextTooLong(
-        f"{prompt} has {{}} tokens{asked}, over the maximum context length {{}} of {{}}: shorten "
-        f"the prompt{remedy}",
-        (*where, *sizes, model),
+        f"{prompt} has {{}} tokens{of_images}{asked}, over the maximum context length {{}} of "
+        f"{{}}: {shorten} the prompt{remedy}",
+        (*where, *sizes, limit, model),
         param=param,
     )
 

@@ -23,6 +23,8 @@ REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 # That of the request which this task answers; {} outside of one.
 exchange: ContextVar[dict[str, Any]] = ContextVar("exchange")
+# Images that this task has read, while it may count its prompt several times; None otherwise.
+images_read: ContextVar[dict[Any, Any] | None] = ContextVar("images_read", default=None)
 
 
 def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
@@ -36,6 +38,11 @@ def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 def owner_of(request: Request) -> bytes:
     """Whose things a request may see: the SHA-256 of its key; b"" if it needs none."""
     return request.scope.get("state", {}).get(OWNER, b"")
+
+
+def current_owner() -> bytes:
+    """The owner of the request that this task answers."""
+    return exchange.get({}).get(OWNER, b"")
 
 
 def prefix_salt(request: Request, cache_salt: str | None) -> bytes:

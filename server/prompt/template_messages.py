@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic_core import from_json
 
-from server.apis.openai.chat_schema import ChatRequest, Message, ToolCall
+from server.apis.openai.chat_schema import ChatRequest, ImagePart, Message, ToolCall
 from server.apis.openai.tools_schema import Tool
 from server.errors import FieldPath, MissingParameter, RequestError, UnsupportedParameter
 from server.prompt.chat_template import ChatTemplate
@@ -85,7 +85,7 @@ def template_messages(
                 "into a user message",
                 FieldPath("messages", index, "role"),
             )
-        entry: dict[str, Any] = {"role": role, "content": message.text()}
+        entry: dict[str, Any] = {"role": role, "content": _content(message)}
         if message.name is not None:
             entry["name"] = message.name
         if message.tool_call_id is not None:
@@ -105,6 +105,25 @@ def template_messages(
             ]
         plain.append(entry)
     return tokenizer.call_traits.fitted(plain)
+
+
+def _content(message: Message) -> str | list[dict[str, str]] | None:
+    """Text, or parts where there are images, for which the template prints placeholders."""
+    content = message.content
+    if content is None or isinstance(content, str) or not message.images():
+        return message.text()
+    return [
+        {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+        for part in content
+    ]
+
+
+def content_chars(message: Mapping[str, Any]) -> int:
+    """Characters of a message's content, as `template_messages` returns it."""
+    content: str | list[dict[str, str]] = message["content"] or ""
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content)
 
 
 def template_tools(tools: Sequence[Tool], tokenizer: ChatTokenizer) -> list[dict[str, Any]]:

@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
+from server.apis.media import Readable
 from server.apis.openai.sampling_schema import LATER
 from server.apis.openai.tools_schema import MAX_TOOLS
 from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of
 
-OWNERS = {"tool_use": "assistant", "thinking": "assistant", "tool_result": "user"}
+OWNERS = {
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "tool_result": "user",
+    "image": "user",
+}
 MAX_BLOCKS = 16384  # each costs time to check, whatever it holds
 MEDIA = ("image", "document", "search_result", "container_upload")
 
@@ -54,7 +60,7 @@ def _check_result(
         )
 
 
-def refuse_known(fields: dict[str, Any]) -> None:
+def refuse_known(fields: dict[str, Any], readable: Readable) -> None:
     """Raises UnsupportedParameter for blocks and tools of Anthropic's that this server lacks."""
     for count, (path, block) in enumerate(_blocks(fields)):
         if count == MAX_BLOCKS:
@@ -63,7 +69,7 @@ def refuse_known(fields: dict[str, Any]) -> None:
             )
         kind = fields_of(block).get("type")
         if kind in MEDIA:
-            _refuse(path / "type", f"is {kind}: this model reads text only; send text blocks")
+            readable.check(kind, path / "type", image="image", text="text")
         if isinstance(kind, str) and (kind == "redacted_thinking" or kind.startswith("server_")):
             _refuse(
                 path / "type",

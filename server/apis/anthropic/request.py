@@ -10,7 +10,10 @@ import orjson
 from server.apis.anthropic.schema import (
     AnthropicTool,
     AnthropicToolChoice,
+    Base64Source,
     CountRequest,
+    FileSource,
+    ImageBlock,
     MessageParam,
     MessagesRequest,
     OutputConfig,
@@ -19,8 +22,9 @@ from server.apis.anthropic.schema import (
     ThinkingBlock,
     ToolResultBlock,
     ToolUseBlock,
+    UrlSource,
 )
-from server.apis.field_names import Sources
+from server.apis.field_names import Parts, Sources
 from server.apis.reasoning_switch import LEVEL, can_think, thinking_fields
 from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.prompt.tokenizer import ChatTokenizer
@@ -51,6 +55,7 @@ def model_id(id: str) -> str:
     return found[3] or f"functions.{found[1]}:{found[2]}"
 
 
+Content = str | list[dict[str, Any]]  # of a chat message
 # For map_error_fields: ChatRequest's name of a field -> Anthropic's
 FIELDS = {
     "messages.*.tool_calls": "messages.*.content",
@@ -63,15 +68,19 @@ FIELDS = {
     "response_format": "output_config.format",
     "response_format.json_schema": "output_config.format",
 }
+PATH = "path"  # of the caller's field, in parts of images while messages are joined
+ERROR = {"type": "text", "text": "Error: "}
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def to_chat_request(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[str, Any], Sources]:
-    """The fields of a ChatRequest, and the sources of its messages for map_error_fields.
+def to_chat_request(
+    body: CountRequest, tokenizer: ChatTokenizer
+) -> tuple[dict[str, Any], Sources, Parts]:
+    """The fields of a ChatRequest, and for map_error_fields the sources of its messages and images.
 
     Raises RequestError for what the model cannot do.
     """
-    messages, sources = _messages(body)
+    messages, sources, parts = _messages(body)
     chat: dict[str, Any] = {"model": body.model, "messages": messages}
     last = messages[-1]
     if last["role"] == "assistant":
@@ -93,7 +102,7 @@ def to_chat_request(body: CountRequest, tokenizer: ChatTokenizer) -> tuple[dict[
             "stop": body.stop_sequences,
             "stream": body.stream,
         }
-    return chat, sources
+    return chat, sources, parts
 
 
 def _check_prefill(last: dict[str, Any], path: FieldPath) -> None:
@@ -109,25 +118,39 @@ def _check_prefill(last: dict[str, Any], path: FieldPath) -> None:
         )
 
 
-def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], Sources]:
+def _messages(body: CountRequest) -> tuple[list[dict[str, Any]], Sources, Parts]:
     messages: list[dict[str, Any]] = []
     sources: list[list[FieldPath]] = []
-    contents: list[list[str]] = []  # of each message: the texts of the turns that it joins
+    contents: list[list[Content]] = []  # of each message: those of the turns that it joins
     if body.system is not None:
         messages.append({"role": "system"})
         sources.append([FieldPath("system")])
         contents.append([_text(body.system)])
     for index, message in enumerate(body.messages):
-        for entry in _turn(message):
+        for entry in _turn(message, FieldPath("messages", index, "content")):
             if messages and _joins(messages[-1], entry):
                 contents[-1].append(entry["content"])
             else:
                 messages.append(entry)
                 sources.append([FieldPath("messages", index)])
                 contents.append([entry["content"]])
-    for message, parts in zip(messages, contents, strict=True):
-        message["content"] = "\n\n".join(parts)
-    return messages, sources
+    images: dict[FieldPath, FieldPath] = {}
+    for index, (message, turns) in enumerate(zip(messages, contents, strict=True)):
+        message["content"] = content = _joined(turns)
+        for place, part in enumerate(content if isinstance(content, list) else ()):
+            if PATH in part:
+                images[FieldPath("messages", index, "content", place)] = part.pop(PATH)
+    return messages, sources, images
+
+
+def _joined(turns: list[Content]) -> Content:
+    texts = [turn for turn in turns if isinstance(turn, str)]
+    if len(texts) == len(turns):
+        return "\n\n".join(texts)
+    parts: list[dict[str, Any]] = []
+    for turn in turns:
+        parts += turn if isinstance(turn, list) else [{"type": "text", "text": turn}]
+    return parts
 
 
 def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
@@ -136,28 +159,54 @@ def _joins(last: dict[str, Any], entry: dict[str, Any]) -> bool:
     return plain and last["role"] == entry["role"]
 
 
-def _turn(message: MessageParam) -> list[dict[str, Any]]:
-    """A message as chat messages: each tool result as one, then the text, reasoning and calls."""
+def _turn(message: MessageParam, path: FieldPath) -> list[dict[str, Any]]:
+    """A message as chat messages: each tool result as one, then the text, reasoning and calls.
+
+    path: of its content
+    """
     entries: list[dict[str, Any]] = []
-    texts: list[str] = []
+    shown: list[tuple[FieldPath, TextBlock | ImageBlock]] = []
     reasoning_chunks: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block in message.blocks():
+    for place, block in enumerate(message.blocks()):
         match block:
-            case TextBlock():
-                texts.append(block.text)
+            case TextBlock() | ImageBlock():
+                shown.append((path / place, block))
             case ToolUseBlock():
                 calls.append(_call(block))
             case ToolResultBlock():
-                entries.append(_result(block))
+                entries.append(_result(block, path / place / "content"))
             case ThinkingBlock():
                 reasoning_chunks.append(block.thinking)
-    chat_message: dict[str, Any] = {"role": message.role, "content": "\n".join(texts)}
+    chat_message: dict[str, Any] = {"role": message.role, "content": _content(shown)}
     if any(reasoning_chunks):
         chat_message["reasoning_content"] = "\n".join(reasoning_chunks)
     if calls:
         chat_message["tool_calls"] = calls
-    return [*entries, chat_message] if texts or calls or not entries else entries
+    return [*entries, chat_message] if shown or calls or not entries else entries
+
+
+def _content(blocks: list[tuple[FieldPath, TextBlock | ImageBlock]]) -> Content:
+    """Text, or parts where there are images, each with the path of the caller's field."""
+    texts = [block.text for _, block in blocks if isinstance(block, TextBlock)]
+    if len(texts) == len(blocks):
+        return "\n".join(texts)
+    return [
+        {"type": "text", "text": block.text}
+        if isinstance(block, TextBlock)
+        else {"type": "image_url", "image_url": _image_url(block), PATH: path / "source"}
+        for path, block in blocks
+    ]
+
+
+def _image_url(block: ImageBlock) -> dict[str, str]:
+    match block.source:
+        case Base64Source(media_type=media_type, data=data):
+            return {"url": f"data:{media_type};base64,{data}"}
+        case UrlSource(url=url):
+            return {"url": url}
+        case FileSource(file_id=file_id):
+            return {"file_id": file_id}
 
 
 def _call(block: ToolUseBlock) -> dict[str, Any]:
@@ -165,11 +214,13 @@ def _call(block: ToolUseBlock) -> dict[str, Any]:
     return {"id": model_id(block.id), "type": "function", "function": function}
 
 
-def _result(block: ToolResultBlock) -> dict[str, Any]:
-    text = _text(block.content or "")
-    if block.is_error:
-        text = f"Error: {text}"  # templates have no other place for it
-    return {"role": "tool", "tool_call_id": model_id(block.tool_use_id), "content": text}
+def _result(block: ToolResultBlock, path: FieldPath) -> dict[str, Any]:
+    content = block.content or ""
+    if not isinstance(content, str):
+        content = _content([(path / place, each) for place, each in enumerate(content)])
+    if block.is_error:  # templates have no other place for it
+        content = f"Error: {content}" if isinstance(content, str) else [ERROR, *content]
+    return {"role": "tool", "tool_call_id": model_id(block.tool_use_id), "content": content}
 
 
 def _text(content: str | list[TextBlock]) -> str:

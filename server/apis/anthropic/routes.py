@@ -12,7 +12,7 @@ from server.apis.anthropic.checks import UNSUPPORTED, check_turns, refuse_known
 from server.apis.anthropic.events import STREAM, MessageAnswer
 from server.apis.anthropic.request import FIELDS, to_chat_request
 from server.apis.anthropic.schema import CountRequest, MessagesRequest
-from server.apis.field_names import Sources, map_error_fields
+from server.apis.field_names import Parts, Sources, map_error_fields
 from server.apis.openai.chat_schema import ChatRequest
 from server.constrained.reasoning_grammar import can_limit
 from server.generation.chat_request import chat_prompt, prepare_chat
@@ -79,8 +79,8 @@ B = TypeVar("B", bound=CountRequest)
 )
 async def messages(request: Request) -> Response:
     state = state_of(request)
-    body, chat, sources = await _read(request, MessagesRequest)
-    with map_error_fields(FIELDS, sources):
+    body, chat, sources, parts = await _read(request, MessagesRequest)
+    with map_error_fields(FIELDS, sources, parts):
         salt = prefix_salt(request, None)
         generation = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
@@ -103,26 +103,28 @@ async def messages(request: Request) -> Response:
     answer=object_of(input_tokens=COUNT),
 )
 async def count_tokens(request: Request) -> Response:
-    _, chat, sources = await _read(request, CountRequest)
-    with map_error_fields(FIELDS, sources):
+    _, chat, sources, parts = await _read(request, CountRequest)
+    with map_error_fields(FIELDS, sources, parts):
         _, prompt = await chat_prompt(state_of(request), chat)
     return JsonBody(orjson.dumps({"input_tokens": len(prompt)}))
 
 
-async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, Sources]:
-    """The checked body, its ChatRequest, and the sources of the messages of that."""
+async def _read(request: Request, model: type[B]) -> tuple[B, ChatRequest, Sources, Parts]:
+    """The checked body, its ChatRequest, and the sources of the messages and images of that."""
     state = state_of(request)
 
-    def checked(fields: dict[str, Any]) -> tuple[B, ChatRequest, Sources]:
-        refuse_known(fields)
+    readable = state.readable
+
+    def checked(fields: dict[str, Any]) -> tuple[B, ChatRequest, Sources, Parts]:
+        refuse_known(fields, readable)
         body = parse(model, fields, UNSUPPORTED)
         body.check()
         check_turns(body.messages)
-        chat, sources = to_chat_request(body, state.tokenizer)
+        chat, sources, parts = to_chat_request(body, state.tokenizer)
         reasoning, thinking = state.formats.formats.reasoning, body.thinking
         if thinking is not None and can_limit(reasoning, state.grammar_literals):
             chat["thinking_token_budget"] = thinking.budget_tokens
-        with map_error_fields(FIELDS, sources):
-            return body, parse(ChatRequest, chat), sources
+        with map_error_fields(FIELDS, sources, parts):
+            return body, parse(ChatRequest, chat), sources, parts
 
     return await read_checked(request, checked)

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from server.apis.openai.sampling_schema import MAX_STOPS, StopString
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters
 from server.errors import RequestError
-from server.http.validation import MAX_MESSAGES, Body, by_kind, few_entries, fields_of
+from server.http.validation import MAX_MESSAGES, Body, by_kind, few_entries, fields_of, tagged_union
 
 MAX_BLOCKS = 1024  # of one message
 MIN_BUDGET = 1024
@@ -52,6 +52,51 @@ class ThinkingBlock(ContentBlock):
     signature: str
 
 
+class Base64Source(Body):
+    type: Literal["base64"]
+    media_type: Annotated[str, Field(max_length=64)]
+    data: str
+
+
+class UrlSource(Body):
+    type: Literal["url"]
+    url: str
+
+
+class FileSource(Body):
+    type: Literal["file"]
+    file_id: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+def _source_kind(value: object) -> str | None:
+    kind = fields_of(value).get("type")
+    return f"~{kind}" if kind in ("base64", "url", "file") else None
+
+
+class ImageBlock(ContentBlock):
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("~base64")]
+        | Annotated[UrlSource, Tag("~url")]
+        | Annotated[FileSource, Tag("~file")],
+        tagged_union(_source_kind, "an object of type base64, url or file"),
+    ]
+
+
+def _result_block_tag(value: object) -> str:
+    # A block without a known type gets the errors of a text block.
+    return "~image" if fields_of(value).get("type") == "image" else "~text"
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("~text")] | Annotated[ImageBlock, Tag("~image")],
+    Discriminator(_result_block_tag),
+]
+ResultContent = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[ResultBlock], Field(max_length=MAX_BLOCKS), Tag("~blocks")],
+    by_kind("a string or an array of text and image blocks", string="~text", array="~blocks"),
+]
 Text = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[TextBlock], Field(max_length=MAX_BLOCKS), Tag("~blocks")],
@@ -62,7 +107,7 @@ Text = Annotated[
 class ToolResultBlock(ContentBlock):
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    content: Text | None = None
+    content: ResultContent | None = None
     is_error: bool | None = None
     toolset_name: Annotated[str, Field(max_length=0)] | None = None
 
@@ -70,14 +115,15 @@ class ToolResultBlock(ContentBlock):
 def _block_tag(value: object) -> str:
     kind = fields_of(value).get("type")
     # A block without a known type gets the errors of a text block.
-    return f"~{kind}" if kind in ("tool_use", "tool_result", "thinking") else "~text"
+    return f"~{kind}" if kind in ("tool_use", "tool_result", "thinking", "image") else "~text"
 
 
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("~text")]
     | Annotated[ToolUseBlock, Tag("~tool_use")]
     | Annotated[ToolResultBlock, Tag("~tool_result")]
-    | Annotated[ThinkingBlock, Tag("~thinking")],
+    | Annotated[ThinkingBlock, Tag("~thinking")]
+    | Annotated[ImageBlock, Tag("~image")],
     Discriminator(_block_tag),
 ]
 Content = Annotated[

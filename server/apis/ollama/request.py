@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
 from msgspec.structs import replace
 
 from runtime.messages import Ready
+from server.apis.field_names import Parts
+from server.apis.media import Readable
 from server.apis.ollama.schema import (
     SAMPLING,
     OllamaBody,
@@ -31,6 +33,9 @@ from server.prompt.fim import prompt_with_gap
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
 
+IMAGES = "images"
+# Of a data URL without a media type: see server/images/source.py.
+DATA, ANY_IMAGE = "data:", "image/*"
 MAX_CALLS = 16384  # each costs time to check, whatever it holds
 REFUSED_FIELDS: Mapping[str, Unsupported] = {
     "template": Unsupported("the model's own chat template is used; or send `raw`", ""),
@@ -56,7 +61,7 @@ REFUSED_OPTIONS: Mapping[str, Unsupported] = {
 }
 
 
-def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
+def known_fields(fields: dict[str, Any], readable: Readable) -> dict[str, Any]:
     """The body without unsupported options whose values change nothing.
 
     Raises UnsupportedParameter for an option or an image that cannot be honoured.
@@ -67,9 +72,9 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
         if calls > MAX_CALLS:
             raise RequestError("{messages} has more than {} tool calls: send fewer", MAX_CALLS)
         if fields_of(message).get("images"):
-            _refuse_images(FieldPath("messages", index, "images"))
+            readable.check_field(FieldPath("messages", index, "images"))
     if fields.get("images"):
-        _refuse_images(FieldPath("images"))
+        readable.check_field(FieldPath("images"))
     options = fields_of(fields.get("options"))
     kept = dict(options)
     for name, entry in REFUSED_OPTIONS.items():
@@ -78,10 +83,6 @@ def known_fields(fields: dict[str, Any]) -> dict[str, Any]:
                 "{} is not supported by this server: {}", (FieldPath("options", name), entry.remedy)
             )
     return {**fields, "options": kept} if len(kept) < len(options) else fields
-
-
-def _refuse_images(path: FieldPath) -> None:
-    raise UnsupportedParameter("{}: this model reads text only; leave images out", path)
 
 
 # For map_error_fields: ChatRequest's name of a field -> Ollama's
@@ -106,7 +107,7 @@ def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatReque
     last = chat["messages"][-1]
     if last["role"] == "assistant" and "tool_calls" not in last:
         index = len(chat["messages"]) - 1
-        if not last["content"].strip():
+        if isinstance(last["content"], str) and not last["content"].strip():
             raise RequestError(
                 "{} is the last one, of role assistant, and has no text for the answer to go on "
                 "from: give it some or leave the message out",
@@ -119,9 +120,38 @@ def to_chat_request(body: OllamaChatBody, tokenizer: ChatTokenizer) -> ChatReque
     return parse(ChatRequest, chat)
 
 
+def with_images(text: str, images: Sequence[str] | None) -> str | list[dict[str, Any]]:
+    """The content of a chat message: the images stand before the text."""
+    if not images:
+        return text
+    # There is no media type: the bytes say what they are.
+    urls = [{"url": f"{DATA}{ANY_IMAGE};base64,{image}"} for image in images]
+    parts: list[dict[str, Any]] = [{"type": "image_url", "image_url": url} for url in urls]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
+def image_parts(messages: Sequence[OllamaMessage]) -> Parts:
+    """For map_error_fields: the caller's field of each image."""
+    return {
+        FieldPath("messages", index, "content", place): FieldPath("messages", index, IMAGES, place)
+        for index, message in enumerate(messages)
+        for place in range(len(message.images or ()))
+    }
+
+
+def prompt_image_parts(body: OllamaGenerateBody) -> Parts:
+    """The same of the one message that `prompt_to_chat_request` makes of a prompt."""
+    index = 1 if body.system else 0
+    return {
+        FieldPath("messages", index, "content", place): FieldPath(IMAGES, place)
+        for place in range(len(body.images or ()))
+    }
+
+
 def prompt_to_chat_request(body: OllamaGenerateBody, tokenizer: ChatTokenizer) -> ChatRequest:
     """Raises RequestError for what the model cannot do."""
-    messages = [{"role": "user", "content": body.prompt}]
+    content = with_images(body.prompt or "", body.images)
+    messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if body.system:
         messages.insert(0, {"role": "system", "content": body.system})
     return parse(ChatRequest, _shared(body, tokenizer) | {"messages": messages})
@@ -170,7 +200,8 @@ def _messages(messages: list[OllamaMessage]) -> list[dict[str, Any]]:
     entries: list[dict[str, Any]] = []
     waiting: list[tuple[str, str]] = []  # id and name of calls that have no result yet
     for index, message in enumerate(messages):
-        entry: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+        content = with_images(message.content or "", message.images)
+        entry: dict[str, Any] = {"role": message.role, "content": content}
         if message.tool_calls:
             calls = [_call(call, f"call_{index}_{n}") for n, call in enumerate(message.tool_calls)]
             entry["tool_calls"] = calls

@@ -18,7 +18,9 @@ from server.apis.ollama.request import (
     FIELDS,
     REFUSED_FIELDS,
     TEXT_FIELDS,
+    image_parts,
     known_fields,
+    prompt_image_parts,
     prompt_to_chat_request,
     to_chat_request,
     to_completion_request,
@@ -96,7 +98,8 @@ async def chat(request: Request) -> Response:
     if not body.messages:
         return _loaded(body, answer)
     work = CHARS_PER_MESSAGE * len(body.messages)
-    with map_error_fields(FIELDS):  # messages have the same name in both APIs
+    # Messages have the same name in both APIs.
+    with map_error_fields(FIELDS, parts=image_parts(body.messages)):
         chat_request = await off_loop(work, lambda: to_chat_request(body, state.tokenizer))
         salt = prefix_salt(request, None)
         generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
@@ -115,7 +118,7 @@ async def generate(request: Request) -> Response:
     state = state_of(request)
     name, body, _ = await read_call(request, state, OllamaGenerateBody, REFUSED_FIELDS)
     answer = OllamaAnswer(name, body, state.tokenizer)
-    if not body.prompt and not body.suffix:
+    if not body.prompt and not body.suffix and not body.images:
         return _loaded(body, answer)
     salt = prefix_salt(request, None)
     if body.raw or body.suffix:
@@ -123,7 +126,7 @@ async def generate(request: Request) -> Response:
             completion = await to_completion_request(state, body)
             generation, _ = await submit_texts(state, completion, salt, ROUTE, slots)
         return await _answered(request, body, generation, answer)
-    with map_error_fields(FIELDS | {"messages": "prompt"}):
+    with map_error_fields(FIELDS | {"messages": "prompt"}, parts=prompt_image_parts(body)):
         chat_request = prompt_to_chat_request(body, state.tokenizer)
         generation = await prepare_chat(state, chat_request, salt, ROUTE, may_end_early=True)
         return await _answered(request, body, generation, answer)
@@ -174,8 +177,10 @@ async def read_call(
     Raises RequestError.
     """
 
+    readable = state.readable
+
     def check(fields: dict[str, Any]) -> B:
-        body = parse(model, known_fields(fields), unsupported)
+        body = parse(model, known_fields(fields, readable), unsupported)
         body.check()
         return body
 

@@ -102,11 +102,14 @@ class OllamaToolCall(Body):
     type: Literal["function"] | None = None
 
 
+Images = Annotated[list[str], Field(max_length=1024)]  # base64
+
+
 class OllamaMessage(Body):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Images | None = None
     tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -186,7 +189,7 @@ class OllamaChatBody(OllamaBody):
     def check(self) -> None:
         super().check()
         for index, message in enumerate(self.messages or ()):
-            if message.content is None and not message.tool_calls:
+            if message.content is None and not message.tool_calls and not message.images:
                 raise MissingParameter(
                     "{} is required: add it", FieldPath("messages", index, "content")
                 )
@@ -197,7 +200,7 @@ class OllamaGenerateBody(OllamaBody):
     suffix: str | None = None
     system: str | None = None
     raw: bool | None = None
-    images: Annotated[list[Any], Field(max_length=0)] | None = None
+    images: Images | None = None
 
     def check(self) -> None:
         super().check()
@@ -210,6 +213,13 @@ class OllamaGenerateBody(OllamaBody):
                         (FieldPath(name), FieldPath(other)),
                         param=FieldPath(other),
                     )
+            if getattr(self, name) and self.images:
+                raise RequestError(
+                    "{} and {} exclude each other, because the text goes to the model as it is: "
+                    "leave one of them out",
+                    (FieldPath(name), FieldPath("images")),
+                    param=FieldPath("images"),
+                )
 
 
 class ShowBody(Body):

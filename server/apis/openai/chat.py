@@ -9,6 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.apis.media import Readable
 from server.apis.openai.answer_schema import CHAT, CHAT_EVENT, STORED_CHAT, STORED_MESSAGE
 from server.apis.openai.chat_answer import ChatAnswer
 from server.apis.openai.chat_schema import CHAT_UNSUPPORTED, ChatRequest, check_parts
@@ -36,7 +37,8 @@ endpoints = Endpoints("chat and text")
 )
 async def chat_completions(request: Request) -> Response:
     state = state_of(request)
-    body = await read_checked(request, checked)
+    readable = state.readable
+    body = await read_checked(request, lambda fields: checked(fields, readable))
     keep = None
     if body.store:
         store = _store(request)
@@ -49,8 +51,8 @@ async def chat_completions(request: Request) -> Response:
     return JsonBody(await while_connected(request.receive, answer.whole(), generation.close))
 
 
-def checked(fields: dict[str, Any]) -> ChatRequest:
-    check_parts(fields)
+def checked(fields: dict[str, Any], readable: Readable) -> ChatRequest:
+    check_parts(fields, readable)
     return parse(ChatRequest, fields, CHAT_UNSUPPORTED)
 
 

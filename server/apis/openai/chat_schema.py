@@ -9,6 +9,7 @@ import orjson
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
+from server.apis.media import Readable
 from server.apis.openai.sampling_schema import LATER, UNSUPPORTED, SamplingBody
 from server.apis.openai.tools_schema import (
     INPUT,
@@ -22,7 +23,7 @@ from server.apis.openai.tools_schema import (
     check_tools,
     kind_tag,
 )
-from server.errors import FieldPath, RequestError, UnsupportedParameter
+from server.errors import FieldPath, RequestError
 from server.http.validation import (
     MAX_MESSAGES,
     WRONG_KIND,
@@ -66,19 +67,51 @@ class RefusalPart(Body):
         return self.refusal
 
 
-def _part_tag(value: object) -> str:
-    # Whatever is neither gets the text part's errors.
-    is_refusal = isinstance(value, RefusalPart) or fields_of(value).get("type") == "refusal"
-    return "~refusal" if is_refusal else "~text"
+ImageDetail = Literal["auto", "low", "high", "original"]
 
 
+class ImageUrl(Body):
+    """An image: a data URL, or a URL that the server fetches if its operator allows the host."""
+
+    url: str | None = None
+    file_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None  # of /v1/files
+    detail: ImageDetail | None = None
+
+
+class ImagePart(Body):
+    """The one form of an image in a conversation, whatever API it comes from."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+def _tag_of(*kinds: str) -> Discriminator:
+    """The tag of a part of one of these types; whatever is none gets the errors of a text part."""
+
+    def tag(value: object) -> str:
+        kind = getattr(value, "type", None) or fields_of(value).get("type")
+        return f"~{kind}" if kind in kinds else "~text"
+
+    return Discriminator(tag)
+
+
+TextualPart = Annotated[
+    Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")], _tag_of("refusal")
+]
 Part = Annotated[
-    Annotated[TextPart, Tag("~text")] | Annotated[RefusalPart, Tag("~refusal")],
-    Discriminator(_part_tag),
+    Annotated[TextPart, Tag("~text")]
+    | Annotated[RefusalPart, Tag("~refusal")]
+    | Annotated[ImagePart, Tag("~image_url")],
+    _tag_of("refusal", "image_url"),
 ]
 Content = Annotated[
     Annotated[str, Tag("~text")]
     | Annotated[list[Part], Field(min_length=1, max_length=1024), Tag("~parts")],
+    by_kind("a string or an array of content parts", string="~text", array="~parts"),
+]
+TextContent = Annotated[
+    Annotated[str, Tag("~text")]
+    | Annotated[list[TextualPart], Field(min_length=1, max_length=1024), Tag("~parts")],
     by_kind("a string or an array of text parts", string="~text", array="~parts"),
 ]
 
@@ -144,7 +177,14 @@ class Message(Body):
             return self.refusal
         if self.content is None or isinstance(self.content, str):
             return self.content
-        return "\n".join(part.text for part in self.content)
+        return "\n".join(part.text for part in self.content if not isinstance(part, ImagePart))
+
+    def images(self) -> list[tuple[int, ImageUrl]]:
+        """The images, with their places in the content."""
+        if self.content is None or isinstance(self.content, str):
+            return []
+        parts = enumerate(self.content)
+        return [(place, part.image_url) for place, part in parts if isinstance(part, ImagePart)]
 
 
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
@@ -152,7 +192,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 
 class Prediction(Body):
     type: Literal["content"]
-    content: Content
+    content: TextContent
 
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -219,6 +259,14 @@ class ChatRequest(SamplingBody):
         """Whether an answer may have one call at most, as it has of a named function."""
         return self.parallel_tool_calls is False or self.named_tool() is not None
 
+    def images(self) -> list[tuple[FieldPath, ImageUrl]]:
+        """All images in order, with the paths of their fields."""
+        return [
+            (FieldPath("messages", index, "content", place, "image_url"), image)
+            for index, message in enumerate(self.messages)
+            for place, image in message.images()
+        ]
+
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
@@ -249,9 +297,9 @@ class ChatRequest(SamplingBody):
                 raise RequestError("{} is set by the server: leave it out", path)
 
 
-def check_parts(fields: dict[str, Any]) -> None:
+def check_parts(fields: dict[str, Any], readable: Readable) -> None:
     """Raises RequestError for more content parts and tool calls than are checked in little time,
-    UnsupportedParameter with the path of a content part that is not text.
+    UnsupportedParameter with the path of a content part that the model does not read.
     """
     count = 0
     for index, message in enumerate(items_of(fields.get("messages"))[:MAX_MESSAGES]):
@@ -269,10 +317,7 @@ def check_parts(fields: dict[str, Any]) -> None:
                 continue
             if isinstance(kind, str) and kind != "text":
                 path = FieldPath("messages", index, "content", place, "type")
-                raise UnsupportedParameter(
-                    "{} is {}: this model reads text only; send parts of type text",
-                    (path, kind[:40]),
-                )
+                readable.check(kind, path, image="image_url", text="text")
 
 
 CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {

@@ -23,6 +23,9 @@ MODEL = object_of(
     root=TEXT,
     parent={"type": "null"},
     max_model_len=or_null(COUNT),
+    images=or_null(
+        object_of(max_images=COUNT, max_pixels=COUNT, max_tokens=COUNT, media_types=list_of(TEXT))
+    ),
 )
 
 
@@ -43,6 +46,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.config.served_names[0],
         "parent": None,
         "max_model_len": None if ready is None else ready.max_model_len,
+        "images": None if state.model.vision is None else state.model.vision.description(),
     }
 
 

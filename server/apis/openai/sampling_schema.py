@@ -175,8 +175,8 @@ UNSUPPORTED: dict[str, Unsupported] = LEGACY_GUIDED_FIELDS | {
     "lora_path": Unsupported("adapters are not served"),
     "vllm_xargs": Unsupported(LATER),
     "custom_logit_processor": Unsupported("use `logit_bias`"),
-    "mm_processor_kwargs": Unsupported("this model reads text only"),
-    "media_io_kwargs": Unsupported("this model reads text only"),
+    "mm_processor_kwargs": Unsupported("images are processed as the model was trained"),
+    "media_io_kwargs": Unsupported("images are processed as the model was trained"),
 }
 
 

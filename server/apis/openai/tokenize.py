@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.apis.media import Readable
 from server.apis.openai.chat_schema import (
     CHAT_UNSUPPORTED,
     ChatRequest,
@@ -90,7 +91,8 @@ UNSUPPORTED = {
 )
 async def tokenize(request: Request) -> Response:
     state = state_of(request)
-    body = await read_checked(request, checked)
+    readable = state.readable
+    body = await read_checked(request, lambda fields: checked(fields, readable))
     if body.model is not None:
         state.check_model(body.model)
     tokenizer = state.tokenizer
@@ -123,8 +125,8 @@ async def tokenize(request: Request) -> Response:
     return JsonBody(await off_loop(len(tokens), work))
 
 
-def checked(fields: dict[str, Any]) -> TokenizeRequest:
-    check_parts(fields)
+def checked(fields: dict[str, Any], readable: Readable) -> TokenizeRequest:
+    check_parts(fields, readable)
     body = parse(TokenizeRequest, fields, UNSUPPORTED)
     body.check()
     return body

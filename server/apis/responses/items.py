@@ -5,9 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from server.apis.openai.chat_schema import RefusalPart
+from server.apis.media import Readable
+from server.apis.openai.chat_schema import ImageDetail, RefusalPart
 from server.apis.openai.tools_schema import FunctionName
 from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
@@ -18,6 +19,8 @@ ItemId = Annotated[str, Field(min_length=1, max_length=128)]
 MAX_ITEMS = 16384
 MAX_PARTS = 1024  # of an item
 MAX_TOTAL_PARTS = 16384
+IMAGE = "input_image"
+MESSAGE_PARTS = ("input_text", "output_text", "refusal", IMAGE)
 TEXT_TYPES = ("input_text", "output_text", "refusal", "reasoning_text", "summary_text")
 CALLS = ("function_call", "custom_tool_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output")
@@ -37,6 +40,13 @@ class InputText(Body):
     text: str
 
 
+class InputImage(Body):
+    type: Literal["input_image"]
+    image_url: str | None = None
+    file_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None
+    detail: ImageDetail | None = None
+
+
 class OutputText(Body):
     """What an earlier answer said, as it came."""
 
@@ -48,14 +58,27 @@ class OutputText(Body):
 
 def _part_kind(value: object) -> str | None:
     kind = fields_of(value).get("type")
-    return f"~{kind}" if kind in ("input_text", "output_text", "refusal") else None
+    return f"~{kind}" if kind in MESSAGE_PARTS else None
 
 
 MessagePart = Annotated[
     Annotated[InputText, Tag("~input_text")]
     | Annotated[OutputText, Tag("~output_text")]
-    | Annotated[RefusalPart, Tag("~refusal")],
-    tagged_union(_part_kind, "an object of type input_text, output_text or refusal"),
+    | Annotated[RefusalPart, Tag("~refusal")]
+    | Annotated[InputImage, Tag("~input_image")],
+    tagged_union(_part_kind, "an object of type input_text, input_image, output_text or refusal"),
+]
+
+
+def _output_part_tag(value: object) -> str:
+    # Whatever is neither gets the errors of a text.
+    is_image = isinstance(value, InputImage) or fields_of(value).get("type") == IMAGE
+    return "~input_image" if is_image else "~input_text"
+
+
+OutputPart = Annotated[
+    Annotated[InputText, Tag("~input_text")] | Annotated[InputImage, Tag("~input_image")],
+    Discriminator(_output_part_tag),
 ]
 
 
@@ -66,7 +89,7 @@ MessageContent = Annotated[
 ]
 CallOutput = Annotated[
     Annotated[str, Tag("~text")]
-    | Annotated[list[InputText], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
+    | Annotated[list[OutputPart], Field(min_length=1, max_length=MAX_PARTS), Tag("~parts")],
     by_kind("a string or an array of parts of type input_text", string="~text", array="~parts"),
 ]
 
@@ -166,7 +189,7 @@ Item = Annotated[
 ]
 
 
-def refuse_foreign_items(fields: dict[str, Any]) -> None:
+def refuse_foreign_items(fields: dict[str, Any], readable: Readable) -> None:
     """Raises UnsupportedParameter for an item or a part of a type that this server lacks,
     RequestError for more of them than can be looked through in little time.
     """
@@ -182,8 +205,10 @@ def refuse_foreign_items(fields: dict[str, Any]) -> None:
             )
         for name in ("content", "output"):
             for place, part in enumerate(items_of(parts.get(name))):
-                remedy = "this model reads text only: send parts of type input_text"
-                _refuse_type(part, TEXT_TYPES, path / name / place, remedy)
+                kind = fields_of(part).get("type")
+                if isinstance(kind, str) and kind not in TEXT_TYPES:
+                    field = path / name / place / "type"
+                    readable.check(kind, field, image=IMAGE, text="input_text")
 
 
 def _refuse_type(value: object, known: tuple[str, ...], path: FieldPath, remedy: str) -> None:
@@ -200,7 +225,7 @@ def check_roles(items: list[Any]) -> None:
         if not isinstance(item, MessageItem) or isinstance(item.content, str):
             continue
         for place, part in enumerate(item.content):
-            if (part.type == "input_text") == (item.role == "assistant"):
+            if (part.type in ("input_text", IMAGE)) == (item.role == "assistant"):
                 expected = "output_text" if item.role == "assistant" else "input_text"
                 path = FieldPath("input", index, "content", place, "type")
                 raise RequestError(
@@ -238,4 +263,38 @@ def _to_json(item: Item) -> JsonItem:
 
 def text_of(parts: list[JsonItem]) -> str:
     """The text of a message's parts, whatever their type."""
-    return "\n".join(part.get("text", part.get("refusal", "")) for part in parts)
+    return "\n".join(_text(part) for part in parts)
+
+
+def _text(part: JsonItem) -> str:
+    return part.get("text", part.get("refusal", ""))
+
+
+def chat_content(parts: str | list[JsonItem]) -> str | list[JsonItem]:
+    """The content of a chat message: text, or its parts where there are images."""
+    if isinstance(parts, str):
+        return parts
+    if not any(part["type"] == IMAGE for part in parts):
+        return text_of(parts)
+    return [
+        {"type": "image_url", "image_url": _image_url(part)}
+        if part["type"] == IMAGE
+        else {"type": "text", "text": _text(part)}
+        for part in parts
+    ]
+
+
+def _image_url(part: JsonItem) -> JsonItem:
+    names = {"image_url": "url", "file_id": "file_id", "detail": "detail"}
+    return {ours: part[name] for name, ours in names.items() if part.get(name) is not None}
+
+
+def image_fields(parts: str | list[JsonItem], source: FieldPath) -> dict[int, FieldPath]:
+    """The caller's field of each image of a message's parts, by its place in `chat_content`."""
+    if isinstance(parts, str):
+        return {}
+    return {
+        place: source / place / ("file_id" if part.get("file_id") else "image_url")
+        for place, part in enumerate(parts)
+        if part["type"] == IMAGE
+    }

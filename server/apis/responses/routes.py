@@ -9,6 +9,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.apis.media import Readable
 from server.apis.responses.answer import ResponseAnswer
 from server.apis.responses.answer_schema import ITEM, RESPONSE, RESPONSE_EVENT
 from server.apis.responses.background import BackgroundResponses
@@ -110,9 +111,9 @@ async def create_response(request: Request) -> Response:
     return JsonBody(orjson.dumps(whole))
 
 
-def read_request(fields: dict[str, Any]) -> ResponsesRequest:
+def read_request(fields: dict[str, Any], readable: Readable) -> ResponsesRequest:
     """A checked body.  Raises RequestError that names the wrong field."""
-    refuse_foreign_items(fields)
+    refuse_foreign_items(fields, readable)
     refuse_foreign_tools(fields)
     body = parse(ResponsesRequest, fields, RESPONSES_UNSUPPORTED)
     body.check()
@@ -127,14 +128,16 @@ async def _read(
     count_only: fields that do not change the prompt are refused
     """
 
+    state = state_of(request)
+    readable = state.readable
+
     def checked(fields: dict[str, Any]) -> tuple[ResponsesRequest, list[JsonItem]]:
         if count_only:
             refuse_uncounted(fields)
-        body = read_request(fields)
+        body = read_request(fields, readable)
         return body, input_items(body.input)
 
     body, items = await read_checked(request, checked)
-    state = state_of(request)
     state.check_model(body.model)
     return body, await resolved(state.responses, owner_of(request), items)
 

@@ -6,14 +6,22 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from server.apis.field_names import map_error_fields
+from server.apis.field_names import Parts, map_error_fields
 from server.apis.openai.chat_schema import ChatRequest
-from server.apis.responses.items import CALLS, OUTPUTS, JsonItem, text_of
+from server.apis.responses.items import (
+    CALLS,
+    OUTPUTS,
+    JsonItem,
+    chat_content,
+    image_fields,
+    text_of,
+)
 from server.apis.responses.schema import ResponsesRequest, ResponsesSchemaFormat
 from server.apis.responses.tools_schema import ResponsesAllowedTools, ResponsesNamedTool
 from server.errors import ContextTooLong, FieldPath, RequestError
 from server.generation.chat_request import chat_prompt
 from server.generation.off_loop import off_loop
+from server.http.request_context import images_read
 from server.http.validation import parse
 from server.state import ServerState
 
@@ -61,10 +69,23 @@ class Conversation:
 
     messages: list[JsonItem] = field(default_factory=list[JsonItem])
     sources: list[list[FieldPath]] = field(default_factory=list[list[FieldPath]])
+    # Of each message, the fields of its images by their places in the content.
+    images: list[dict[int, FieldPath]] = field(default_factory=list[dict[int, FieldPath]])
 
-    def add(self, message: JsonItem, source: FieldPath) -> None:
+    def add(
+        self, message: JsonItem, source: FieldPath, images: dict[int, FieldPath] | None = None
+    ) -> None:
         self.messages.append(message)
         self.sources.append([source])
+        self.images.append(images or {})
+
+    def image_parts(self) -> Parts:
+        """For map_error_fields."""
+        return {
+            FieldPath("messages", index, "content", place): path
+            for index, images in enumerate(self.images)
+            for place, path in images.items()
+        }
 
     def add_item(self, item: JsonItem, source: FieldPath) -> None:
         kind = item["type"]
@@ -75,17 +96,17 @@ class Conversation:
         elif kind in CALLS:
             self._add_call(item, source)
         elif kind in OUTPUTS:
-            output = item["output"]
-            content = output if isinstance(output, str) else text_of(output)
-            self.add({"role": "tool", "tool_call_id": item["call_id"], "content": content}, source)
+            message = {"role": "tool", "tool_call_id": item["call_id"]}
+            message["content"] = chat_content(item["output"])
+            self.add(message, source, _images(item, "output", source))
 
     def _add_message(self, item: JsonItem, source: FieldPath) -> None:
-        message = {"role": item["role"], "content": text_of(item["content"])}
+        message = {"role": item["role"], "content": chat_content(item["content"])}
         if item["role"] == "assistant" and self._only_reasoning():
             self.messages[-1] |= message
             self.sources[-1][0] = source
         else:
-            self.add(message, source)
+            self.add(message, source, _images(item, "content", source))
 
     def _add_reasoning(self, item: JsonItem, source: FieldPath) -> None:
         """Part of the answer that follows; the chat template decides what the model sees of it."""
@@ -128,8 +149,16 @@ class Conversation:
         """Without the messages before `cut`, except those of the system in front."""
         first = self._num_system()
         return Conversation(
-            self.messages[:first] + self.messages[cut:], self.sources[:first] + self.sources[cut:]
+            self.messages[:first] + self.messages[cut:],
+            self.sources[:first] + self.sources[cut:],
+            self.images[:first] + self.images[cut:],
         )
+
+
+def _images(item: JsonItem, name: str, source: FieldPath) -> dict[int, FieldPath]:
+    if source is EARLIER:
+        return dict.fromkeys(image_fields(item[name], source), EARLIER)
+    return image_fields(item[name], source / name)
 
 
 def conversation_of(
@@ -228,13 +257,17 @@ async def with_chat_request(
 
     Raises the RequestErrors of `work` with the names of this route's fields.
     """
-    with map_error_fields(FIELDS, conversation.sources):
-        chat = await _chat(body, conversation)
-        if body.truncation != "auto" or await _fits(state, body, chat):
-            return await work(chat)
-    shorter = await _cut(state, body, conversation)
-    with map_error_fields(FIELDS, shorter.sources):
-        return await work(await _chat(body, shorter))
+    read = images_read.set({})  # a prompt that is cut is counted several times
+    try:
+        with map_error_fields(FIELDS, conversation.sources, conversation.image_parts()):
+            chat = await _chat(body, conversation)
+            if body.truncation != "auto" or await _fits(state, body, chat):
+                return await work(chat)
+        shorter = await _cut(state, body, conversation)
+        with map_error_fields(FIELDS, shorter.sources, shorter.image_parts()):
+            return await work(await _chat(body, shorter))
+    finally:
+        images_read.reset(read)
 
 
 async def _cut(
@@ -246,7 +279,7 @@ async def _cut(
     while low < high:
         middle = (low + high) // 2
         shorter = conversation.without(cuts[middle])
-        with map_error_fields(FIELDS, shorter.sources):
+        with map_error_fields(FIELDS, shorter.sources, shorter.image_parts()):
             fits = await _fits(state, body, await _chat(body, shorter))
         low, high = (low, middle) if fits else (middle + 1, high)
     return conversation.without(cuts[low]) if cuts else conversation

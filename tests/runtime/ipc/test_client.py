@@ -22,6 +22,7 @@ from runtime.messages import (
     FromEngine,
     Hello,
     Progress,
+    PromptImage,
     Ready,
     RequestOutput,
     SamplingParams,
@@ -117,6 +118,20 @@ async def test_tokens_reach_the_mailbox_of_their_request(
     engine.step(RequestOutput(first.id, [9], finish="length"))
     assert await get(first) == RequestOutput(first.id, [9], finish="length")
     assert client.pending == 1
+
+
+async def test_images_travel_with_their_request_and_again_to_the_next_engine(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    image = PromptImage(1, 4, 64, 64, bytes(range(256)) * 48, b"d" * 32)
+    mailbox = client.submit([1, 2, 2, 2, 2, 3], PARAMS, images=(image,))
+    [request] = await engine.read(1)
+    assert isinstance(request, EngineRequest) and request.images == (image,)
+    engine.sender.send(ready(2))
+    [again] = await engine.read(1)
+    assert isinstance(again, EngineRequest) and again.images == (image,)
+    assert again.id == mailbox.id != request.id
 
 
 async def test_ids_carry_the_index_of_the_api_process(client: EngineClient) -> None:

@@ -12,6 +12,11 @@ from server.constrained import grammar_client
 from server.generation.admission import RETRY_AFTER_S, Reason
 from server.http import middleware
 from server.http.connection import CONNECTIONS_FULL
+from server.images.addresses import AllowedHosts
+from server.images.decoder import ImageDecoder
+from server.images.fetch import ImageFetcher
+from server.images.limits import ImageLimits
+from server.images.reader import ImageReader
 from tests.support.paths import ROOT
 from tests.support.server.batch_server import CHAT, BatchServer, line
 from tests.support.server.fake_engine import FakeEngine
@@ -19,6 +24,9 @@ from tests.support.server.fake_engine import FakeEngine
 MESSAGES = [{"role": "user", "content": "Hello"}]
 HELLO: dict[str, Any] = {"model": "fake", "messages": MESSAGES}
 FORM = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}}
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K"}}
+LOOK = {"messages": [{"role": "user", "content": [IMAGE]}]}
 
 
 async def count_of(server: BatchServer) -> dict[str, float]:
@@ -50,6 +58,12 @@ def full_grammars(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(grammar_client, "MAX_WAITING", 0)
 
 
+def full_images(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
+    limits, fetcher = ImageLimits(token="<|end|>"), ImageFetcher(AllowedHosts())
+    reader = ImageReader(limits, fetcher, ImageDecoder(max_waiting=0))
+    patch.setattr(server.state.model, "images", reader)
+
+
 def full_files(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(server.store.files, "_max_files", 1)
 
@@ -67,6 +81,7 @@ FULL: dict[str, tuple[Callable[[BatchServer, pytest.MonkeyPatch], None], str]] =
     "bodies_full": (full_bodies, CHAT),
     "connections_full": (full_connections, CHAT),
     "grammars_full": (full_grammars, CHAT),
+    "images_full": (full_images, CHAT),
     "files_full": (full_files, "/v1/files"),
     "data_full": (full_data, "/v1/files"),
     "batches_full": (full_batches, "/v1/batches"),
@@ -85,7 +100,8 @@ async def test_each_reason_for_a_429_is_counted_and_has_its_retry_after(
         answer = await server.http.post(path, **form)  # type: ignore[arg-type]
     else:
         batch = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
-        answer = await server.http.post(path, json=HELLO | FORM if path == CHAT else batch)
+        chat = HELLO | (LOOK if reason == "images_full" else FORM)
+        answer = await server.http.post(path, json=chat if path == CHAT else batch)
     assert answer.status_code == 429, answer.text
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
     assert answer.headers["retry-after"] == str(RETRY_AFTER_S[reason])

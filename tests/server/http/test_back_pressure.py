@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import EngineRequest, RequestOutput, SamplingParams
+from runtime.messages import EngineRequest, PromptImage, RequestOutput, SamplingParams
 from server.apis.openai.chat_answer import ChatAnswer
 from server.apis.openai.chat_schema import ChatRequest
 from server.generation.chat_request import prepare_chat
@@ -28,7 +28,13 @@ class HeldEngine(FakeEngine):
     """Answers with what the test puts into its mailboxes."""
 
     def submit(
-        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        images: tuple[PromptImage, ...] = (),
     ) -> Mailbox:
         request = EngineRequest(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
         self.requests.append(request)

@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from runtime.messages import (
     EngineRequest,
     FinishReason,
     Progress,
+    PromptImage,
     Ready,
     RequestOutput,
     SamplingParams,
@@ -37,6 +38,7 @@ from server.batches.store import BatchStore
 from server.config import ServerConfig
 from server.http.connection import BoundedProtocol
 from server.http.connection_limit import ConnectionLimit
+from server.images.reader import ImageReader
 from server.loaded_model import LoadedModel
 from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
@@ -55,14 +57,16 @@ HIDDEN = 24
 VOCAB = 400  # more than the tokenizer knows, as models pad their vocabulary
 
 
-def write_tokenizer(folder: Path, *, template: str | None = TEMPLATE) -> Path:
+def write_tokenizer(
+    folder: Path, *, template: str | None = TEMPLATE, special: Sequence[str] = ()
+) -> Path:
     """A byte-level BPE of about 360 words, with a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=360,
-        special_tokens=[AddedToken(word, special=True) for word in SPECIAL],
+        special_tokens=[AddedToken(word, special=True) for word in special or SPECIAL],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -161,10 +165,16 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self.on_snapshot, self.snapshot)
 
     def submit(
-        self, tokens: list[int], params: SamplingParams, *, priority: int = 0, salt: bytes = b""
+        self,
+        tokens: list[int],
+        params: SamplingParams,
+        *,
+        priority: int = 0,
+        salt: bytes = b"",
+        images: tuple[PromptImage, ...] = (),
     ) -> Mailbox:
         id, now = len(self.requests) + 1, time.monotonic()
-        request = EngineRequest(id, 0, tokens, params, priority, salt, now)
+        request = EngineRequest(id, 0, tokens, params, priority, salt, now, images)
         self.requests.append(request)
         mailbox = Mailbox(request)
         self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))
@@ -242,6 +252,7 @@ class FakeServer:
     tokenizer: ChatTokenizer
     url: str
     context: int = CONTEXT
+    images: ImageReader | None = None  # of a model that reads them
     _clients: list[Closed] = field(default_factory=list)
 
     def say(self, text: str, *, end: bool = True) -> None:
@@ -288,6 +299,7 @@ def fake_server(
     connections: int = 1000,
     special_in_content: Literal["allow", "text"] = "allow",
     prepared: bool = False,
+    images: ImageReader | None = None,
     **config: Any,
 ) -> Iterator[FakeServer]:
     """Serve the scripted engine from a thread until the block ends.
@@ -298,6 +310,7 @@ def fake_server(
     connections          that are open at most
     special_in_content   of ChatTokenizer.load
     prepared             the folder has a tokenizer and a template already
+    images               of a model that reads them; closed at the end
     config               fields of ServerConfig that are set
     """
     if not prepared:
@@ -307,7 +320,7 @@ def fake_server(
     state = ServerState(
         fake_config(**config),
         engine,
-        LoadedModel(tokenizer),
+        LoadedModel(tokenizer, images=images),
         Metrics(),
         batches=batches,
         tracing=tracing,
@@ -321,7 +334,7 @@ def fake_server(
     thread = threading.Thread(target=lambda: server.run([listener]))
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    fake = FakeServer(engine, tokenizer, url, context)
+    fake = FakeServer(engine, tokenizer, url, context, images)
     fake.say(GREETING)
     try:
         yield fake
@@ -331,6 +344,8 @@ def fake_server(
         thread.join(10)
         listener.close()
         state.grammars.close()
+        if images is not None:
+            images.close()
     assert not thread.is_alive()
 
 

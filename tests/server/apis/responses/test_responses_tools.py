@@ -9,6 +9,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
+from server.apis.media import Readable
 from server.apis.responses.items import input_items
 from server.apis.responses.routes import read_request
 from server.apis.responses.translate import chat_request, conversation_of
@@ -23,6 +24,7 @@ WEATHER: dict[str, Any] = {
 }
 TIME: dict[str, Any] = {"type": "function", "name": "time"}
 NAMED_TIME = {"type": "function", "function": {"name": "time"}}
+TEXT = Readable("fake", images=False)
 ASK: dict[str, Any] = {"model": "fake", "input": "Weather in Rome?", "tools": [WEATHER, TIME]}
 THOUGHT = "<think>\nHm.\n</think>\n\n"
 
@@ -199,7 +201,7 @@ def test_a_function_that_is_named_is_called_once(fake: FakeServer):
     ],
 )
 def test_a_choice_of_tools_is_chats(choice: Any, expected: Any):
-    body = read_request(ASK | {"tool_choice": choice, "parallel_tool_calls": False})
+    body = read_request(ASK | {"tool_choice": choice, "parallel_tool_calls": False}, TEXT)
     chat = chat_request(body, conversation_of(body, [], input_items(body.input)))
     wanted = chat.tool_choice
     assert expected == (wanted if isinstance(wanted, str | None) else wanted.model_dump())

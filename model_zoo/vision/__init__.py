@@ -1,0 +1,1 @@
+"""What a vision model sees of images: pixels as rows of patches."""

@@ -1,0 +1,1 @@
+"""Images of requests: their bytes, decoding in processes apart, sizes and tokens."""
