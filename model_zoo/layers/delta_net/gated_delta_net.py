@@ -1,0 +1,60 @@
+"""gated_delta_net: the layer between its input projections and its output projection."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.delta_net.inputs import CHUNK, DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+
+
+def gated_delta_net(
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+) -> Tensor:
+    """The mixer of all tokens of a step -> [T, Hv * Dv] of the type of qkv.
+
+    qkv   [T, conv_dim], before the convolution: all queries, all keys, all values
+    z     [T, Hv * Dv], the output's gate
+    b, a  [T, Hv], of the step size and of the decay
+    state the pools, of which the rows' slots are changed in place
+
+    Rows of tensors may lie at any stride, so that they may be parts of one projection.  Tokens
+    after those of all rows are padding: their output is zero, and they change nothing.
+    """
+    _check(qkv, z, b, a, weights, state, rows)
+    return gated_delta_net_reference(qkv, z, b, a, weights, state, rows)
+
+
+def _check(
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+) -> None:
+    tokens, conv_dim = qkv.shape
+    slots, value_heads, key_dim, value_dim = state.state.shape
+    key_heads = state.key_heads
+    assert conv_dim == 2 * key_heads * key_dim + value_heads * value_dim
+    assert value_heads % key_heads == 0
+    assert z.shape == (tokens, value_heads * value_dim)
+    assert b.shape == a.shape == (tokens, value_heads)
+    assert weights.conv.shape[0] == conv_dim and weights.norm.shape == (value_dim,)
+    assert weights.a_log.shape == weights.dt_bias.shape == (value_heads,)
+    assert state.conv.shape == (slots, conv_dim, weights.conv.shape[1] - 1)
+    assert all(tensor.stride(1) == 1 for tensor in (qkv, z, b, a))
+    assert state.conv[0].is_contiguous() and state.state[0].is_contiguous()
+    assert rows.cu_seqlens.shape == (rows.num_rows + 1,)
+    assert rows.cache_seqlens.shape == (rows.num_rows,)
+    assert rows.cu_seqlens.dtype == rows.cache_seqlens.dtype == torch.int32
+    if rows.snapshots is not None:
+        assert rows.snapshots.every % CHUNK == 0 and len(rows.snapshots.slots) == rows.num_rows

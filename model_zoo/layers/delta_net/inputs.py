@@ -1,0 +1,100 @@
+"""What a gated delta net computes with: a layer's weights, its pools of states, a step's rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+CHUNK = 64  # tokens that a prompt's kernels handle at once; chunks end where positions divide by it
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetWeights:
+    """The weights of one layer that are no linear layer's.
+
+    conv     [conv_dim, K], the depthwise convolution: conv1d.weight without its middle dimension
+    a_log    [Hv] float32, the logarithm of the decay's rate
+    dt_bias  [Hv]
+    norm     [Dv], of the RMSNorm of each value head, which multiplies by the weight, not by 1 + it
+    norm_eps of that norm
+    """
+
+    conv: Tensor
+    a_log: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    norm_eps: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetState:
+    """The pools of one layer; a sequence has one slot in both, and its content need not be cleared.
+
+    conv   [slots, conv_dim, K - 1] of the type of qkv: the last inputs of the convolution, oldest
+           first
+    state  [slots, Hv, Dk, Dv] float32 or bfloat16
+
+    A slot's own elements are contiguous; slots may lie apart.
+    """
+
+    conv: Tensor
+    state: Tensor
+
+    @property
+    def key_heads(self) -> int:
+        _, value_heads, key_dim, value_dim = self.state.shape
+        return (self.conv.shape[1] - value_heads * value_dim) // (2 * key_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots:
+    """Copies of states at positions that divide by `every`, for a cache of prefixes.
+
+    every  tokens, a multiple of CHUNK
+    slots  [B, M] int32: where the state of a row goes when the sequence has
+           (start // every + 1 + j) * every tokens, for j < M; negative: nowhere
+    """
+
+    every: int
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """The rows of a step that have more tokens than the decode kernel takes, and their chunks.
+
+    rows    [most rows, 3] int32: row, its first chunk, number of chunks
+    chunks  [most chunks, 3] int32: row, first token, one past the last token
+    counts  [2] int32: how many rows and chunks there are
+    """
+
+    rows: Tensor
+    chunks: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetRows:
+    """B rows with T tokens in all, as in AttentionMetadata: row b has the tokens from
+    cu_seqlens[b] to cu_seqlens[b + 1], and with them the sequence has cache_seqlens[b].
+
+    cu_seqlens     [B + 1] int32
+    cache_seqlens  [B] int32.  A row whose tokens are all that its sequence has starts from a state
+                   of zeros, whatever the slot contains; others continue the slot's state
+    slots          [B] int32 or int64, of the pools.  Negative: no state is read or written.  Rows
+                   without tokens change nothing, whatever their slot; several rows may share a
+                   slot only if no answer depends on it
+    max_tokens     no row has more; known on the host
+    """
+
+    cu_seqlens: Tensor
+    cache_seqlens: Tensor
+    slots: Tensor
+    max_tokens: int
+    snapshots: Snapshots | None = None
+    chunks: ChunkPlan | None = None  # of plan_chunks, once a step; needed for rows that need it
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.slots)
