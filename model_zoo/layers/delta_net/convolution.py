@@ -1,0 +1,68 @@
+"""What the kernels share: the convolution, and the gates, of any tile of tokens and channels."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def convolved(QKV, CONV, WEIGHT, token, begin, channel, continued, qkv_row, K: tl.constexpr):
+    """silu of the causal convolution at `token` of `channel`, in float32; they broadcast.
+
+    CONV       of the sequence's slot: inputs before its row's first token, `begin`
+    continued  whether there were such tokens; if not, they count as zeros
+    """
+    total = tl.zeros_like(token + channel).to(tl.float32)
+    for j in tl.static_range(K):
+        at = token + (j - (K - 1))
+        is_new = at >= begin
+        source = QKV + at.to(tl.int64) * qkv_row + channel
+        new = tl.load(source, mask=is_new, other=0.0).to(tl.float32)
+        source = CONV + channel * (K - 1) + (at - begin + (K - 1))
+        is_old = (at < begin) & continued
+        old = tl.load(source, mask=is_old, other=0.0).to(tl.float32)
+        total += tl.load(WEIGHT + channel * K + j).to(tl.float32) * (new + old)
+    return silu(total)
+
+
+@triton.jit
+def last_inputs(
+    QKV, CONV, end, begin, channel, continued, qkv_row, K: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """[channels, COLUMNS]: the last K - 1 inputs of `channel` before token `end`, oldest first."""
+    at = tl.arange(0, COLUMNS)[None, :] + (end - (K - 1))
+    real = tl.arange(0, COLUMNS)[None, :] < K - 1
+    channel = channel[:, None]
+    is_new = (at >= begin) & real
+    new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=is_new, other=0.0)
+    is_old = (at < begin) & real & continued
+    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
+    return tl.where(at >= begin, new, old)
+
+
+@triton.jit
+def store_inputs(CONV, inputs, channel, K: tl.constexpr, COLUMNS: tl.constexpr):
+    """Store what last_inputs returned in a slot."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    at = CONV + channel[:, None] * (K - 1) + column
+    tl.store(at, inputs, mask=column < K - 1)
+
+
+@triton.jit
+def step_size(B):
+    """beta of b, in float32."""
+    return 1.0 / (1.0 + tl.exp(-B.to(tl.float32)))
+
+
+@triton.jit
+def log_decay(A, a_log, dt_bias):
+    """g of a, in float32: -exp(A_log) softplus(a + dt_bias)."""
+    x = A.to(tl.float32) + dt_bias.to(tl.float32)
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    return -tl.exp(a_log.to(tl.float32)) * softplus

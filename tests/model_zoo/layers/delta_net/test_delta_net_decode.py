@@ -1,0 +1,141 @@
+"""The decode kernel of the gated delta net against float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from model_zoo.layers.delta_net.decode import MOST_TOKENS, delta_net_decode
+from model_zoo.layers.delta_net.inputs import CHUNK, Snapshots
+from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from tests.support.examples import examples
+from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+# The interpreter cuts bfloat16 off where a GPU rounds.
+DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
+DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}  # a last digit, of the largest mantissa
+
+
+def run(case: DeltaNetCase) -> Tensor:
+    out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
+    delta_net_decode(*case.arguments, out)
+    return out
+
+
+def assert_right(case: DeltaNetCase) -> None:
+    """Output and pools are those of the definition, but for rounding and float32 sums."""
+    exact = case.double()
+    expected, found = gated_delta_net_reference(*exact.arguments), run(case)
+    digit = DIGIT[case.qkv.dtype]
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=digit, atol=2e-5)
+    assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
+    digit = DIGIT[case.state.state.dtype]
+    tokens = case.rows.max_tokens  # each of which is rounded once where the state is
+    torch.testing.assert_close(
+        case.state.state.cpu().double(), exact.state.state, rtol=tokens * digit, atol=2e-5
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_one_token_continue_their_states(device: str, dtype: torch.dtype):
+    before = [3, 1, 100, 2, 77]
+    assert_right(delta_net_case([1] * 5, before, heads=(2, 6), dtype=dtype, device=device))
+
+
+@examples(40)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, MOST_TOKENS), st.sampled_from([0, 1, 2, 60])), min_size=1,
+        max_size=4,
+    ),
+    heads=st.sampled_from([(1, 1), (1, 3), (2, 4)]),
+    dims=st.sampled_from([(16, 16), (16, 32), (32, 16)]),
+    conv_size=st.integers(2, 4),
+    padding=st.integers(0, 3),
+)  # fmt: skip
+def test_rows_of_few_tokens_of_any_shape(
+    rows: list[tuple[int, int]], heads: tuple[int, int], dims: tuple[int, int], conv_size: int,
+    padding: int,
+):  # fmt: skip
+    lens, before = [n for n, _ in rows], [m for _, m in rows]
+    case = delta_net_case(
+        lens, before, heads=heads, dims=dims, conv_size=conv_size, padding=padding
+    )
+    assert_right(case)
+
+
+def test_a_state_of_16_bits_is_rounded_once_a_step(device: str):
+    dtype = FP16 if device == "cpu" else BF16
+    assert_right(delta_net_case([1, 4, 1], [5, 9, 0], state_dtype=dtype, device=device))
+
+
+def test_a_new_sequence_does_not_read_its_slot(device: str):
+    case = delta_net_case([2, 1], [0, 0], device=device)
+    clean = case.copy()
+    case.state.state[:] = float("nan")
+    case.state.conv[:] = float("nan")
+    torch.testing.assert_close(run(case), run(clean), rtol=0, atol=0)
+    slots = case.rows.slots.long()
+    assert torch.equal(case.state.state[slots], clean.state.state[slots])
+    assert torch.equal(case.state.conv[slots], clean.state.conv[slots])
+
+
+def test_padding_gets_zeros_and_changes_nothing(device: str):
+    """Rows without tokens, rows without a slot, tokens of no row."""
+    case = delta_net_case(
+        [1, 2, 0, 0, 3], [4, 9, 0, 7, 2], padding=5, slots=[2, -1, -1, 1, 0], device=device
+    )
+    before = case.copy()
+    out = run(case)
+    assert not out[6:].any() and out[:6].isfinite().all()
+    unused = [1, 3, 4, 5, 6]
+    assert torch.equal(case.state.state[unused], before.state.state[unused])
+    assert torch.equal(case.state.conv[unused], before.state.conv[unused])
+    assert_right(before)
+
+
+def test_rows_of_prompts_are_left_alone(device: str):
+    case = delta_net_case([1, MOST_TOKENS + 1, 2], [4, 0, 2], device=device)
+    before = case.copy()
+    out = run(case)
+    prompt = slice(1, MOST_TOKENS + 2)
+    assert out[prompt].isnan().all() and not out[0].isnan().any()
+    slot = case.rows.slots[1].long()
+    assert torch.equal(case.state.state[slot], before.state.state[slot])
+    assert torch.equal(case.state.conv[slot], before.state.conv[slot])
+
+
+@pytest.mark.parametrize("before", [CHUNK - 1, 2 * CHUNK - 3, CHUNK - 5, CHUNK])
+def test_states_at_borders_are_kept(device: str, before: int):
+    snapshots = Snapshots(CHUNK, int32([4, 0], device)[:, None])
+    case = delta_net_case(
+        [4, 1], [before, CHUNK - 1], heads=(1, 3), slots=[2, 1], free_slots=3,
+        snapshots=snapshots, device=device,
+    )  # fmt: skip
+    assert_right(case)
+
+
+def test_the_tokens_of_a_row_may_come_one_by_one(device: str):
+    whole = delta_net_case([6], [2], device=device)
+    parts = whole.copy()
+    expected = run(whole)
+    found = torch.cat([run(parts.part(t, t + 1)) for t in range(6)])
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(parts.state.state, whole.state.state, rtol=1e-6, atol=1e-6)
+    assert torch.equal(parts.state.conv, whole.state.conv)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(16, 32), (16, 48)])
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_true_shapes_on_a_gpu(heads: tuple[int, int], tokens: int):
+    lens = [tokens, 0, 1, tokens, 1] * 12
+    case = delta_net_case(
+        lens, [7, 3, 0, 500, 1] * 12, heads=heads, dims=(128, 128), dtype=BF16, padding=4,
+        device="cuda",
+    )  # fmt: skip
+    assert_right(case)

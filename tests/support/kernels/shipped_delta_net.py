@@ -1,0 +1,63 @@
+"""Calls of the gated delta net's kernels as they are shipped, on tensors of no device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.inputs import (
+    CHUNK,
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+    Snapshots,
+)
+from tests.support.kernels.shipped_attention import BF16, FP32, INT32, tensor
+
+KEY_HEADS, DIM, ROWS, SLOTS = 16, 128, 64, 80
+
+
+def arguments(
+    value_heads: int, state_dtype: torch.dtype, tokens: int, max_tokens: int, snapshots: bool
+) -> tuple:
+    """The arguments of gated_delta_net for a layer of Qwen3.5."""
+    widths = [2 * KEY_HEADS * DIM + value_heads * DIM, value_heads * DIM, value_heads, value_heads]
+    wide = tensor(tokens, sum(widths))
+    conv_dim = widths[0]
+    weights = DeltaNetWeights(
+        conv=tensor(conv_dim, 4),
+        a_log=tensor(value_heads, dtype=FP32),
+        dt_bias=tensor(value_heads),
+        norm=tensor(DIM),
+        norm_eps=1e-6,
+    )
+    state = DeltaNetState(
+        tensor(SLOTS, conv_dim, 3), tensor(SLOTS, value_heads, DIM, DIM, dtype=state_dtype)
+    )
+    rows = DeltaNetRows(
+        cu_seqlens=tensor(ROWS + 1, dtype=INT32),
+        cache_seqlens=tensor(ROWS, dtype=INT32),
+        slots=tensor(ROWS, dtype=INT32),
+        max_tokens=max_tokens,
+        snapshots=Snapshots(CHUNK, tensor(ROWS, 40, dtype=INT32)) if snapshots else None,
+    )
+    return (*wide.split(widths, 1), weights, state, rows)
+
+
+def call_decode(
+    value_heads: int, state_dtype: torch.dtype, max_tokens: int, snapshots: bool
+) -> None:
+    made = arguments(value_heads, state_dtype, ROWS * max_tokens, max_tokens, snapshots)
+    delta_net_decode(*made, tensor(ROWS * max_tokens, value_heads * DIM))
+
+
+DELTA_NET: dict[str, Callable[[], None]] = {}
+for value_heads in (32, 48):
+    for dtype, state in ((FP32, "fp32"), (BF16, "bf16")):
+        for max_tokens in (1, 4):
+            name = f"delta_net_decode {value_heads} {state} at {max_tokens}"
+            DELTA_NET[name] = partial(call_decode, value_heads, dtype, max_tokens, False)
+DELTA_NET["delta_net_decode 48 fp32 snapshots"] = partial(call_decode, 48, FP32, 4, True)
