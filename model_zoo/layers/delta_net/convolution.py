@@ -55,6 +55,24 @@ def store_inputs(CONV, inputs, channel, K: tl.constexpr, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def copy_inputs(
+    QKV, CONV, TARGET, end, begin, continued, head, part, qkv_row, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The last inputs before token `end` to the slot TARGET: those of BLOCK_V columns of a value
+    head, and those of its key head if the part is the first one of that."""
+    value = 2 * HK * DK + head * DV + part * BLOCK_V + tl.arange(0, BLOCK_V)
+    inputs = last_inputs(QKV, CONV, end, begin, value, continued, qkv_row, K, COLUMNS)
+    store_inputs(TARGET, inputs, value, K, COLUMNS)
+    if (head % (HV // HK) == 0) & (part == 0):
+        for first in tl.static_range(2):
+            key = first * HK * DK + head // (HV // HK) * DK + tl.arange(0, DK)
+            shared = last_inputs(QKV, CONV, end, begin, key, continued, qkv_row, K, COLUMNS)
+            store_inputs(TARGET, shared, key, K, COLUMNS)
+
+
+@triton.jit
 def step_size(B):
     """beta of b, in float32."""
     return 1.0 / (1.0 + tl.exp(-B.to(tl.float32)))

@@ -25,6 +25,7 @@ from torch import Tensor
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from model_zoo.layers.delta_net.convolution import (
     convolved,
+    copy_inputs,
     last_inputs,
     log_decay,
     silu,
@@ -89,25 +90,6 @@ def _step(
     return s
 
 
-@triton.jit
-def _store_inputs_of_head(
-    QKV, CONV, TARGET, end, begin, continued, head, qkv_row, HK: tl.constexpr, HV: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """The last inputs of a value head, and of its key head if it is that one's first, to TARGET.
-
-    TARGET is another slot than CONV.
-    """
-    value = 2 * HK * DK + head * DV + tl.arange(0, DV)
-    inputs = last_inputs(QKV, CONV, end, begin, value, continued, qkv_row, K, COLUMNS)
-    store_inputs(TARGET, inputs, value, K, COLUMNS)
-    if head % (HV // HK) == 0:
-        for first in tl.static_range(2):
-            key = first * HK * DK + head // (HV // HK) * DK + tl.arange(0, DK)
-            inputs = last_inputs(QKV, CONV, end, begin, key, continued, qkv_row, K, COLUMNS)
-            store_inputs(TARGET, inputs, key, K, COLUMNS)
-
-
 @triton.jit(do_not_specialize=["tokens"])
 def _delta_net_decode(
     QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS,
@@ -152,17 +134,17 @@ def _delta_net_decode(
             s, QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, OUT, token, begin, continued,
             head, eps, qkv_row, z_row, b_row, a_row, HK, HV, DK, DV, K,
         )  # fmt: skip
-        if SNAPSHOTS is not None:
+        if SNAPSHOTS is not None:  # noqa: SIM102
             if i + 1 == to_border:
                 kept_at = STATE_POOL + kept * state_slot + at
                 tl.store(kept_at, s.to(STATE.dtype.element_ty))
     if has_slot:
         tl.store(STATE + at, s.to(STATE.dtype.element_ty))
-    if SNAPSHOTS is not None:
+    if SNAPSHOTS is not None:  # noqa: SIM102
         if to_border > 0:
-            _store_inputs_of_head(
+            copy_inputs(
                 QKV, CONV, CONV_POOL + kept * conv_slot, begin + to_border, begin, continued, head,
-                qkv_row, HK, HV, DK, DV, K, COLUMNS,
+                0, qkv_row, HK, HV, DK, DV, DV, K, COLUMNS,
             )  # fmt: skip
     if has_slot:
         key = head // group * DK + tl.arange(0, DK)

@@ -64,9 +64,9 @@ class Snapshots:
 class ChunkPlan:
     """The rows of a step that have more tokens than the decode kernel takes, and their chunks.
 
-    rows    [most rows, 3] int32: row, its first chunk, number of chunks
+    rows    [most rows] int32: the rows, in order
     chunks  [most chunks, 3] int32: row, first token, one past the last token
-    counts  [2] int32: how many rows and chunks there are
+    counts  [2] int32: how many rows and chunks there are; entries after them are junk
     """
 
     rows: Tensor

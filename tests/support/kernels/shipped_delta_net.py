@@ -7,6 +7,7 @@ from functools import partial
 
 import torch
 
+from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
@@ -15,6 +16,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
     Snapshots,
 )
+from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from tests.support.kernels.shipped_attention import BF16, FP32, INT32, tensor
 
 KEY_HEADS, DIM, ROWS, SLOTS = 16, 128, 64, 80
@@ -54,6 +56,13 @@ def call_decode(
     delta_net_decode(*made, tensor(ROWS * max_tokens, value_heads * DIM))
 
 
+def call_prompts(value_heads: int, state_dtype: torch.dtype, snapshots: bool) -> None:
+    tokens = 8192
+    made = arguments(value_heads, state_dtype, tokens, tokens, snapshots)
+    plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
+    delta_net_prompts(*made, plan, tensor(tokens, value_heads * DIM))
+
+
 DELTA_NET: dict[str, Callable[[], None]] = {}
 for value_heads in (32, 48):
     for dtype, state in ((FP32, "fp32"), (BF16, "bf16")):
@@ -61,3 +70,8 @@ for value_heads in (32, 48):
             name = f"delta_net_decode {value_heads} {state} at {max_tokens}"
             DELTA_NET[name] = partial(call_decode, value_heads, dtype, max_tokens, False)
 DELTA_NET["delta_net_decode 48 fp32 snapshots"] = partial(call_decode, 48, FP32, 4, True)
+for value_heads in (32, 48):
+    for dtype, state in ((FP32, "fp32"), (BF16, "bf16")):
+        name = f"delta_net_prompts {value_heads} {state}"
+        DELTA_NET[name] = partial(call_prompts, value_heads, dtype, False)
+DELTA_NET["delta_net_prompts 48 fp32 snapshots"] = partial(call_prompts, 48, FP32, True)

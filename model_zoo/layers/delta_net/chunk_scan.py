@@ -1,0 +1,102 @@
+# chunk_scan: a prompt's chunks one after the other, from the state before to the state after.
+#   grid      (programs, Hv * DV / BLOCK_V): a program has BLOCK_V columns of the state of a value
+#             head, for one row after the other of those that are prompts
+#   reads     what chunk_local wrote; the state in the row's slot, unless the sequence begins here;
+#             of qkv the row's last tokens
+#   writes    out [T, Hv * Dv], o before the gated norm; the state, in place, and copies of it where
+#             chunks end at a position of `snapshots`; the last inputs of the convolution to the
+#             slots: chunk_local, which reads the slots' old ones, has ended
+#   math      with the state S: v = u - w S; o = exp(G) q S + p v; S <- exp(G') S +
+#             k^T (exp(G' - G) v), where G' is the chunk's last G.  S in float32 registers, rounded
+#             to the type of qkv for products
+#   launch    waits before it launches dependents
+#   bound     latency: four products a chunk, of which three depend on each other; the next chunk's
+#             tensors are copied meanwhile
+#   checked   tests/model_zoo/layers/delta_net/test_delta_net_prompts.py against float64
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from attention.common.dependent_launch import wait_for_launcher
+from model_zoo.layers.delta_net.convolution import copy_inputs
+
+
+@triton.jit
+def _chunk(
+    s, Q, K_IN, U, W, P, G, OUT, at, last, real, head, part, HK: tl.constexpr, HV: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The chunk of the tokens `at` before `last`: its output is stored; -> the state after it."""
+    key = tl.arange(0, DK)[None, :]
+    value = part * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    mask, of_head = real[:, None], (at * HV + head)[:, None]
+    of_key_head = (at * HK + head // (HV // HK))[:, None] * DK + key
+    w = tl.load(W + of_head * DK + key, mask=mask, other=0.0)
+    u = tl.load(U + of_head * DV + value, mask=mask, other=0.0)
+    q = tl.load(Q + of_key_head, mask=mask, other=0.0)
+    k = tl.load(K_IN + of_key_head, mask=mask, other=0.0)
+    p = tl.load(P + of_head * CHUNK + tl.arange(0, CHUNK)[None, :], mask=mask, other=0.0)
+    total = tl.load(G + at * HV + head, mask=real, other=0.0)
+    final = tl.load(G + (last - 1).to(tl.int64) * HV + head)
+    rounded = s.to(w.dtype)
+    v = u.to(tl.float32) - tl.dot(w, rounded, input_precision=PRECISION)
+    o = tl.dot(q, rounded, input_precision=PRECISION) * tl.exp(total)[:, None]
+    o = tl.dot(p, v.to(w.dtype), o, input_precision=PRECISION)
+    tl.store(OUT + of_head * DV + value, o.to(OUT.dtype.element_ty), mask=mask)
+    left = tl.where(real, tl.exp(final - total), 0.0)
+    v = (v * left[:, None]).to(w.dtype)
+    return tl.dot(tl.trans(k), v, s * tl.exp(final), input_precision=PRECISION)
+
+
+@triton.jit
+def _chunk_scan(
+    Q, K_IN, U, W, P, G, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS, COUNTS, OUT,
+    qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr, CHUNK: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    PARTS: tl.constexpr = DV // BLOCK_V
+    head, part = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
+    num_rows = tl.load(COUNTS)
+    if DEPENDENT:
+        wait_for_launcher()
+    columns = part * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
+    cell = head * (DK * DV) + tl.arange(0, DK)[:, None] * DV + columns
+    for index in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+        row = tl.load(ROWS + index)
+        begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)
+        start = tl.load(LENGTHS + row) - (end - begin)
+        slot = tl.load(SLOTS + row).to(tl.int64)
+        continued = (start > 0) & (slot >= 0)
+        conv = CONV + slot * conv_slot
+        s = tl.load(STATE + slot * state_slot + cell, mask=continued, other=0.0).to(tl.float32)
+        base = begin - start % CHUNK  # chunks end where the position divides by CHUNK
+        for bound in range(base, end, CHUNK):
+            first, last = tl.maximum(bound, begin), tl.minimum(bound + CHUNK, end)
+            token = first + tl.arange(0, CHUNK)
+            s = _chunk(
+                s, Q, K_IN, U, W, P, G, OUT, token.to(tl.int64), last, token < last, head, part,
+                HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
+            )  # fmt: skip
+            if SNAPSHOTS is not None:
+                length = start + last - begin
+                if length % EVERY == 0:
+                    border = length // EVERY - start // EVERY - 1
+                    kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
+                    if kept >= 0:
+                        target = STATE + kept * state_slot + cell
+                        tl.store(target, s.to(STATE.dtype.element_ty))
+                        copy_inputs(
+                            QKV, conv, CONV + kept * conv_slot, last, begin, continued, head, part,
+                            qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
+                        )  # fmt: skip
+        if slot >= 0:
+            tl.store(STATE + slot * state_slot + cell, s.to(STATE.dtype.element_ty))
+            tl.debug_barrier()  # of threads that read old inputs for a copy
+            copy_inputs(
+                QKV, conv, conv, end, begin, continued, head, part, qkv_row, HK, HV, DK, DV,
+                BLOCK_V, K, COLUMNS,
+            )  # fmt: skip

@@ -1,0 +1,90 @@
+"""delta_net_prompts: the three launches for rows of more tokens than the decode kernel takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from attention.common.dependent_launch import dependent_launch
+from model_zoo.layers.delta_net.chunk_local import _chunk_local
+from model_zoo.layers.delta_net.chunk_scan import _chunk_scan
+from model_zoo.layers.delta_net.gated_norm import _gated_norm
+from model_zoo.layers.delta_net.inputs import (
+    CHUNK,
+    ChunkPlan,
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+)
+
+MOST_PROMPTS = 8  # rows that programs of their own scan at a time
+SPARE_CHUNKS = 16  # programs beyond those that full chunks need
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTiles:
+    """Tile size and compile options."""
+
+    block_v: int = 64  # columns of a state that a program of the scan has
+    local_warps: int = 4
+    scan_warps: int = 4
+    scan_stages: int = 2
+    norm_warps: int = 4
+
+
+def delta_net_prompts(
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+    plan: ChunkPlan,
+    out: Tensor,
+    tiles: PromptTiles | None = None,
+) -> None:
+    """gated_delta_net of the rows in the plan, into out [T, Hv * Dv].
+
+    Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
+    capture it.  A row's result depends on its own tokens and their positions alone.
+    """
+    tiles = tiles or PromptTiles()
+    tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.state.shape
+    key_heads, size = state.key_heads, weights.conv.shape[1]
+    assert out.is_contiguous()
+    if not len(plan.rows):
+        return
+    dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
+    options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
+    exact = qkv.dtype == torch.float32
+    precision = "ieee" if exact else "tf32"
+    q, k = (qkv.new_empty(tokens, key_heads, key_dim) for _ in range(2))
+    u = qkv.new_empty(tokens, value_heads, value_dim)
+    w = qkv.new_empty(tokens, value_heads, key_dim)
+    p = qkv.new_empty(tokens, value_heads, CHUNK)
+    g = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
+    chunks = min(len(plan.chunks), tokens // CHUNK + SPARE_CHUNKS)
+    _chunk_local[(chunks, key_heads)](
+        qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, rows.cu_seqlens,
+        rows.cache_seqlens, rows.slots, plan.chunks, plan.counts, q, k, u, w, p, g, qkv.stride(0),
+        b.stride(0), a.stride(0), state.conv.stride(0), K=size, PRECISION=precision, WIDE=precision,
+        num_warps=tiles.local_warps, **dims, **options,
+    )  # fmt: skip
+    snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
+    _chunk_scan[(min(len(plan.rows), MOST_PROMPTS), value_heads * (value_dim // block_v))](
+        q, k, u, w, p, g, qkv, state.conv, state.state, rows.cu_seqlens, rows.cache_seqlens,
+        rows.slots, None if snapshots is None else snapshots.slots, plan.rows, plan.counts, out,
+        qkv.stride(0), state.conv.stride(0), state.state.stride(0),
+        0 if snapshots is None else snapshots.slots.stride(0), BLOCK_V=block_v, K=size,
+        COLUMNS=triton.next_power_of_2(size - 1), EVERY=0 if snapshots is None else snapshots.every,
+        PRECISION=precision, num_warps=tiles.scan_warps, num_stages=tiles.scan_stages, **dims,
+        **options,
+    )  # fmt: skip
+    _gated_norm[(chunks, value_heads)](
+        out, z, weights.norm, plan.chunks, plan.counts, weights.norm_eps, z.stride(0),
+        HV=value_heads, DV=value_dim, num_warps=tiles.norm_warps, **options,
+    )  # fmt: skip
