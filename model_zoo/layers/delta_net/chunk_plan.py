@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_zoo.layers.delta_net.decode import MOST_TOKENS
-from model_zoo.layers.delta_net.inputs import CHUNK, ChunkPlan
+from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, ChunkPlan
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _plan_chunks(
     CU_SEQLENS, LENGTHS, ROWS, CHUNKS, COUNTS, num_rows, MOST: tl.constexpr, CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -48,6 +47,19 @@ def _plan_chunks(
             tl.store(entry, tl.zeros_like(chunk) + row, mask=mask)
             tl.store(entry + 1, tl.maximum(base + chunk * CHUNK, begin), mask=mask)
             tl.store(entry + 2, tl.minimum(base + (chunk + 1) * CHUNK, end), mask=mask)
+
+
+@triton.jit
+def chunk_of(CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot, K: tl.constexpr):
+    """-> (first token, one past the last; the row's first token; whether the convolution needs
+    inputs from the row's slot; the slot)."""
+    entry = CHUNKS + index * 3
+    row, first, last = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
+    begin = tl.load(CU_SEQLENS + row)
+    start = tl.load(LENGTHS + row) - (tl.load(CU_SEQLENS + row + 1) - begin)
+    slot = tl.load(SLOTS + row).to(tl.int64)
+    has_old = (start > 0) & (slot >= 0) & (first - begin < K - 1)
+    return first, last, begin, has_old, CONV + slot * conv_slot
 
 
 def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> ChunkPlan:

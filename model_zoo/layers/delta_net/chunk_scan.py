@@ -89,13 +89,19 @@ def _chunk_scan(
                     if kept >= 0:
                         target = STATE + kept * state_slot + cell
                         tl.store(target, s.to(STATE.dtype.element_ty))
-                        copy_inputs(
-                            QKV, conv, CONV + kept * conv_slot, last, begin, continued, head, part,
-                            qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
-                        )  # fmt: skip
         if slot >= 0:
             tl.store(STATE + slot * state_slot + cell, s.to(STATE.dtype.element_ty))
-            tl.debug_barrier()  # of threads that read old inputs for a copy
+        if SNAPSHOTS is not None:
+            for border in range((start + end - begin) // EVERY - start // EVERY):
+                kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
+                if kept >= 0:
+                    last = begin - start + (start // EVERY + 1 + border) * EVERY
+                    copy_inputs(
+                        QKV, conv, CONV + kept * conv_slot, last, begin, continued, head, part,
+                        qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
+                    )  # fmt: skip
+            tl.debug_barrier()  # of threads that read the slot's old inputs
+        if slot >= 0:
             copy_inputs(
                 QKV, conv, conv, end, begin, continued, head, part, qkv_row, HK, HV, DK, DV,
                 BLOCK_V, K, COLUMNS,

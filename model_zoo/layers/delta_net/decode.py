@@ -32,12 +32,16 @@ from model_zoo.layers.delta_net.convolution import (
     step_size,
     store_inputs,
 )
-from model_zoo.layers.delta_net.inputs import DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers.delta_net.inputs import (
+    MOST_TOKENS,
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+)
 from model_zoo.layers.delta_net.reference import L2_EPS
 from model_zoo.layers.gemm.implementations import TILES, workspace
 from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 
-MOST_TOKENS = 8  # of a row that the kernel handles
 UNIT_EPS = tl.constexpr(L2_EPS)
 
 
@@ -63,15 +67,20 @@ def _prefetch_state(STATE, DK: tl.constexpr, DV: tl.constexpr):
 @triton.jit
 def _step(
     s, QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, OUT, token, begin, continued, head,
-    eps, qkv_row, z_row, b_row, a_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, K: tl.constexpr,
+    eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, HK: tl.constexpr, HV: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """One token: its output is stored; -> the state after it."""
     key = head // (HV // HK) * DK + tl.arange(0, DK)
     value = 2 * HK * DK + head * DV + tl.arange(0, DV)
-    q = convolved(QKV, CONV, CONV_WEIGHT, token, begin, key, continued, qkv_row, K)
-    k = convolved(QKV, CONV, CONV_WEIGHT, token, begin, HK * DK + key, continued, qkv_row, K)
-    v = convolved(QKV, CONV, CONV_WEIGHT, token, begin, value, continued, qkv_row, K)
+    has_old = continued & (token - begin < K - 1)
+    q = convolved(QKV, CONV, CONV_WEIGHT, token, begin, key, has_old, qkv_row, tap_channel, tap, K)
+    k = convolved(
+        QKV, CONV, CONV_WEIGHT, token, begin, HK * DK + key, has_old, qkv_row, tap_channel, tap, K
+    )
+    v = convolved(
+        QKV, CONV, CONV_WEIGHT, token, begin, value, has_old, qkv_row, tap_channel, tap, K
+    )
     q *= tl.rsqrt(tl.sum(q * q, 0) + UNIT_EPS) * (DK**-0.5)
     k *= tl.rsqrt(tl.sum(k * k, 0) + UNIT_EPS)
     row = token.to(tl.int64)
@@ -93,10 +102,10 @@ def _step(
 @triton.jit(do_not_specialize=["tokens"])
 def _delta_net_decode(
     QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS,
-    SNAPSHOTS, ARRIVED, OUT, tokens, eps, qkv_row, z_row, b_row, a_row, conv_slot, state_slot,
-    snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    K: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr, EVERY: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    SNAPSHOTS, ARRIVED, OUT, tokens, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, conv_slot,
+    state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
+    EVERY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
     begin = tl.load(CU_SEQLENS + row)
@@ -132,7 +141,7 @@ def _delta_net_decode(
         token = begin + i
         s = _step(
             s, QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, OUT, token, begin, continued,
-            head, eps, qkv_row, z_row, b_row, a_row, HK, HV, DK, DV, K,
+            head, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, HK, HV, DK, DV, K,
         )  # fmt: skip
         if SNAPSHOTS is not None:  # noqa: SIM102
             if i + 1 == to_border:
@@ -181,7 +190,7 @@ def delta_net_decode(
         state.state, rows.cu_seqlens, rows.cache_seqlens, rows.slots,
         None if snapshots is None else snapshots.slots, workspace(qkv.device)[1], out, len(qkv),
         weights.norm_eps, qkv.stride(0), z.stride(0), b.stride(0), a.stride(0),
-        state.conv.stride(0), state.state.stride(0),
+        *weights.conv.stride(), state.conv.stride(0), state.state.stride(0),
         0 if snapshots is None else snapshots.slots.stride(0), HK=key_heads, HV=value_heads,
         DK=key_dim, DV=value_dim, K=size, COLUMNS=triton.next_power_of_2(size - 1),
         MOST=MOST_TOKENS, EVERY=0 if snapshots is None else snapshots.every,

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_zoo.layers.delta_net.inputs import CHUNK, DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.delta_net.inputs import (
+    CHUNK,
+    MOST_TOKENS,
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+)
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 
 
@@ -29,7 +36,35 @@ def gated_delta_net(
     after those of all rows are padding: their output is zero, and they change nothing.
     """
     _check(qkv, z, b, a, weights, state, rows)
+    if fused_kernels.use_fused_kernels(qkv.device):
+        return _by_kernels(qkv, z, b, a, weights, state, rows)
     return gated_delta_net_reference(qkv, z, b, a, weights, state, rows)
+
+
+def _by_kernels(
+    qkv: Tensor,
+    z: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+) -> Tensor:
+    """One launch for rows of few tokens; if max_tokens says that there may be others, four more.
+
+    Which kernel has a row depends on its number of tokens, read on the device.
+    """
+    from model_zoo.layers.delta_net.chunk_plan import plan_chunks
+    from model_zoo.layers.delta_net.decode import delta_net_decode
+    from model_zoo.layers.delta_net.prompts import delta_net_prompts
+
+    tokens = len(qkv)
+    out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
+    delta_net_decode(qkv, z, b, a, weights, state, rows, out)
+    if rows.max_tokens > MOST_TOKENS:
+        plan = rows.chunks or plan_chunks(rows.cu_seqlens, rows.cache_seqlens, tokens)
+        delta_net_prompts(qkv, z, b, a, weights, state, rows, plan, out)
+    return out
 
 
 def _check(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+MOST_TOKENS = 8  # of a row that the decode kernel handles
 CHUNK = 64  # tokens that a prompt's kernels handle at once; chunks end where positions divide by it
 
 
@@ -13,7 +14,8 @@ CHUNK = 64  # tokens that a prompt's kernels handle at once; chunks end where po
 class DeltaNetWeights:
     """The weights of one layer that are no linear layer's.
 
-    conv     [conv_dim, K], the depthwise convolution: conv1d.weight without its middle dimension
+    conv     [conv_dim, K], the depthwise convolution: conv1d.weight without its middle dimension,
+             at any strides; kernels read it fastest where channels are contiguous
     a_log    [Hv] float32, the logarithm of the decay's rate
     dt_bias  [Hv]
     norm     [Dv], of the RMSNorm of each value head, which multiplies by the weight, not by 1 + it
@@ -93,7 +95,7 @@ class DeltaNetRows:
     slots: Tensor
     max_tokens: int
     snapshots: Snapshots | None = None
-    chunks: ChunkPlan | None = None  # of plan_chunks, once a step; needed for rows that need it
+    chunks: ChunkPlan | None = None  # of plan_chunks; None: each layer on a GPU makes its own
 
     @property
     def num_rows(self) -> int:

@@ -1,4 +1,4 @@
-"""delta_net_prompts: the three launches for rows of more tokens than the decode kernel takes."""
+"""delta_net_prompts: the four launches for rows of more tokens than the decode kernel takes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetState,
     DeltaNetWeights,
 )
+from model_zoo.layers.delta_net.unit_keys import _unit_keys
 
 MOST_PROMPTS = 8  # rows that programs of their own scan at a time
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
@@ -26,13 +27,23 @@ SPARE_CHUNKS = 16  # programs beyond those that full chunks need
 
 @dataclass(frozen=True, slots=True)
 class PromptTiles:
-    """Tile size and compile options."""
+    """Tile sizes and compile options.
 
-    block_v: int = 64  # columns of a state that a program of the scan has
+    part     columns of u and w that chunk_local computes at once
+    block_v  columns of a state that a program of chunk_scan has
+    """
+
+    unit_warps: int = 8
+    part: int = 64
     local_warps: int = 4
-    scan_warps: int = 4
+    block_v: int = 64
+    scan_warps: int = 8
     scan_stages: int = 2
     norm_warps: int = 4
+
+
+# float32 has twice the bytes, and no tensor cores.
+FLOAT32_TILES = PromptTiles(part=32, local_warps=8, block_v=32, scan_stages=1)
 
 
 def delta_net_prompts(
@@ -47,12 +58,13 @@ def delta_net_prompts(
     out: Tensor,
     tiles: PromptTiles | None = None,
 ) -> None:
-    """gated_delta_net of the rows in the plan, into out [T, Hv * Dv].
+    """gated_delta_net of the rows in the plan, into out [T, Hv * Dv]; other tokens are left alone.
 
     Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
     capture it.  A row's result depends on its own tokens and their positions alone.
     """
-    tiles = tiles or PromptTiles()
+    exact = qkv.dtype == torch.float32
+    tiles = tiles or (FLOAT32_TILES if exact else PromptTiles())
     tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous()
@@ -60,7 +72,6 @@ def delta_net_prompts(
         return
     dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
     options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
-    exact = qkv.dtype == torch.float32
     precision = "ieee" if exact else "tf32"
     q, k = (qkv.new_empty(tokens, key_heads, key_dim) for _ in range(2))
     u = qkv.new_empty(tokens, value_heads, value_dim)
@@ -68,11 +79,17 @@ def delta_net_prompts(
     p = qkv.new_empty(tokens, value_heads, CHUNK)
     g = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
     chunks = min(len(plan.chunks), tokens // CHUNK + SPARE_CHUNKS)
-    _chunk_local[(chunks, key_heads)](
-        qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, rows.cu_seqlens,
-        rows.cache_seqlens, rows.slots, plan.chunks, plan.counts, q, k, u, w, p, g, qkv.stride(0),
-        b.stride(0), a.stride(0), state.conv.stride(0), K=size, PRECISION=precision, WIDE=precision,
-        num_warps=tiles.local_warps, **dims, **options,
+    where = (rows.cu_seqlens, rows.cache_seqlens, rows.slots, plan.chunks, plan.counts)
+    strides = (*weights.conv.stride(), state.conv.stride(0))
+    _unit_keys[(chunks, 2 * key_heads)](
+        qkv, weights.conv, state.conv, *where, q, k, qkv.stride(0), *strides, HK=key_heads,
+        DK=key_dim, K=size, num_warps=tiles.unit_warps, **options,
+    )  # fmt: skip
+    _chunk_local[(chunks, value_heads)](
+        qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, *where, q, k, u, w, p,
+        g, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
+        PART=min(tiles.part, key_dim, value_dim), PRECISION=precision, num_warps=tiles.local_warps,
+        num_stages=1, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MOST_PROMPTS), value_heads * (value_dim // block_v))](

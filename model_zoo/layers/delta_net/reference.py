@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
+    MOST_TOKENS,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -152,7 +153,7 @@ def _run(
     q, k, v = _heads(inputs_of_conv, weights.conv.to(wide), state)
     beta = b.sigmoid()
     g = -weights.a_log.to(wide).exp() * F.softplus(a + weights.dt_bias.to(wide))
-    rule = delta_rule or (recurrent_delta_rule if n <= 8 else chunked_delta_rule)
+    rule = delta_rule or (recurrent_delta_rule if n <= MOST_TOKENS else chunked_delta_rule)
     o, s = rule(q, k, v, g, beta, s)
     normed = o * (o.square().mean(-1, keepdim=True) + weights.norm_eps).rsqrt()
     gated = normed * weights.norm.to(wide) * F.silu(z.view(o.shape))

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_zoo.layers.delta_net.decode import MOST_TOKENS, delta_net_decode
-from model_zoo.layers.delta_net.inputs import CHUNK, Snapshots
+from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.examples import examples
 from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32

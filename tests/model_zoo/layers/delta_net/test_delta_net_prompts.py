@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import MOST_TOKENS
-from model_zoo.layers.delta_net.inputs import CHUNK, Snapshots
+from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, Snapshots
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.examples import examples
