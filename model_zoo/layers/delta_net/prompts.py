@@ -72,7 +72,7 @@ def delta_net_prompts(
         return
     dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
     options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
-    precision = "ieee" if exact else "tf32"
+    precision = "tf32x3" if exact else "tf32"
     q, k = (qkv.new_empty(tokens, key_heads, key_dim) for _ in range(2))
     u = qkv.new_empty(tokens, value_heads, value_dim)
     w = qkv.new_empty(tokens, value_heads, key_dim)
