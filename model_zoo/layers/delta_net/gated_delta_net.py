@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -41,6 +43,18 @@ def gated_delta_net(
     return gated_delta_net_reference(qkv, z, b, a, weights, state, rows)
 
 
+def plan_rows(rows: DeltaNetRows, num_tokens: int) -> DeltaNetRows:
+    """The rows with what all layers of a step share: call it once a step, before the first layer.
+
+    num_tokens: of the step, padding included.  On a CPU, and for rows of few tokens, it is nothing.
+    """
+    if rows.max_tokens <= MOST_TOKENS or not fused_kernels.use_fused_kernels(rows.slots.device):
+        return rows
+    from model_zoo.layers.delta_net.chunk_plan import plan_chunks
+
+    return replace(rows, chunks=plan_chunks(rows.cu_seqlens, rows.cache_seqlens, num_tokens))
+
+
 def _by_kernels(
     qkv: Tensor,
     z: Tensor,
@@ -54,16 +68,21 @@ def _by_kernels(
 
     Which kernel has a row depends on its number of tokens, read on the device.
     """
-    from model_zoo.layers.delta_net.chunk_plan import plan_chunks
     from model_zoo.layers.delta_net.decode import delta_net_decode
     from model_zoo.layers.delta_net.prompts import delta_net_prompts
 
-    tokens = len(qkv)
+    dims = state.state.shape[2:]
+    if any(dim < 16 or dim > 128 or dim & (dim - 1) for dim in dims):
+        raise ValueError(
+            f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: kernels "
+            "of a GPU take powers of two from 16 to 128; use a CPU for this model"
+        )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     delta_net_decode(qkv, z, b, a, weights, state, rows, out)
     if rows.max_tokens > MOST_TOKENS:
-        plan = rows.chunks or plan_chunks(rows.cu_seqlens, rows.cache_seqlens, tokens)
-        delta_net_prompts(qkv, z, b, a, weights, state, rows, plan, out)
+        chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
+        assert chunks is not None
+        delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out)
     return out
 
 
@@ -92,4 +111,7 @@ def _check(
     assert rows.cache_seqlens.shape == (rows.num_rows,)
     assert rows.cu_seqlens.dtype == rows.cache_seqlens.dtype == torch.int32
     if rows.snapshots is not None:
-        assert rows.snapshots.every % CHUNK == 0 and len(rows.snapshots.slots) == rows.num_rows
+        most = -(-rows.max_tokens // rows.snapshots.every)  # borders that a row can reach
+        assert rows.snapshots.every % CHUNK == 0 and rows.snapshots.slots.dtype == torch.int32
+        assert rows.snapshots.slots.shape[0] == rows.num_rows
+        assert rows.snapshots.slots.shape[1] >= most and rows.snapshots.slots.stride(1) == 1

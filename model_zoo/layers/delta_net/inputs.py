@@ -55,7 +55,8 @@ class Snapshots:
 
     every  tokens, a multiple of CHUNK
     slots  [B, M] int32: where the state of a row goes when the sequence has
-           (start // every + 1 + j) * every tokens, for j < M; negative: nowhere
+           (start // every + 1 + j) * every tokens, for j < M; negative: nowhere.  M is at least
+           max_tokens / every, rounded up
     """
 
     every: int
@@ -95,7 +96,7 @@ class DeltaNetRows:
     slots: Tensor
     max_tokens: int
     snapshots: Snapshots | None = None
-    chunks: ChunkPlan | None = None  # of plan_chunks; None: each layer on a GPU makes its own
+    chunks: ChunkPlan | None = None  # of plan_rows; None: each layer on a GPU makes its own
 
     @property
     def num_rows(self) -> int:

@@ -86,7 +86,7 @@ def delta_net_case(
     lens: Sequence[int],
     before: Sequence[int] | None = None,
     *,
-    heads: tuple[int, int] = (2, 4),
+    heads: tuple[int, int] = (1, 2),
     dims: tuple[int, int] = (16, 16),
     conv_size: int = 4,
     dtype: torch.dtype = torch.float32,

@@ -42,15 +42,15 @@ def assert_right(case: DeltaNetCase) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_one_token_continue_their_states(device: str, dtype: torch.dtype):
-    before = [3, 1, 100, 2, 77]
-    assert_right(delta_net_case([1] * 5, before, heads=(2, 6), dtype=dtype, device=device))
+    before = [3, 1, 100]
+    assert_right(delta_net_case([1] * 3, before, heads=(2, 6), dtype=dtype, device=device))
 
 
 @examples(40)
 @given(
     rows=st.lists(
         st.tuples(st.integers(0, MOST_TOKENS), st.sampled_from([0, 1, 2, 60])), min_size=1,
-        max_size=4,
+        max_size=3,
     ),
     heads=st.sampled_from([(1, 1), (1, 3), (2, 4)]),
     dims=st.sampled_from([(16, 16), (16, 32), (32, 16)]),
