@@ -74,8 +74,8 @@ def _by_kernels(
     dims = state.state.shape[2:]
     if any(dim < 16 or dim > 128 or dim & (dim - 1) for dim in dims):
         raise ValueError(
-            f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: kernels "
-            "of a GPU take powers of two from 16 to 128; use a CPU for this model"
+            f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: a GPU "
+            "takes powers of two from 16 to 128, a CPU takes any"
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     delta_net_decode(qkv, z, b, a, weights, state, rows, out)

@@ -65,7 +65,7 @@ def test_steps_of_few_tokens_a_row_launch_nothing_for_prompts(monkeypatch: pytes
 
 def test_dimensions_that_kernels_do_not_take_are_refused_by_name():
     case = delta_net_case([1], dims=(16, 24))
-    with pytest.raises(ValueError, match=r"16 \(keys\) and 24 \(values\).*powers of two.*CPU"):
+    with pytest.raises(ValueError, match=r"16 \(keys\) and 24 \(values\).*powers of two.*a CPU"):
         gated_delta_net(*case.arguments)
 
 
