@@ -36,14 +36,15 @@ class PromptTiles:
     unit_warps: int = 8
     part: int = 64
     local_warps: int = 4
+    local_registers: int = 168  # three programs a multiprocessor
     block_v: int = 64
     scan_warps: int = 8
-    scan_stages: int = 2
+    scan_stages: int = 3
     norm_warps: int = 4
 
 
 # float32 has twice the bytes, and no tensor cores.
-FLOAT32_TILES = PromptTiles(part=32, local_warps=8, block_v=32, scan_stages=1)
+FLOAT32_TILES = PromptTiles(part=32, local_warps=8, local_registers=255, block_v=32, scan_stages=1)
 
 
 def delta_net_prompts(
@@ -89,7 +90,7 @@ def delta_net_prompts(
         qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, *where, q, k, u, w, p,
         g, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
         PART=min(tiles.part, key_dim, value_dim), PRECISION=precision, num_warps=tiles.local_warps,
-        num_stages=1, **dims, **options,
+        num_stages=1, maxnreg=tiles.local_registers, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MOST_PROMPTS), value_heads * (value_dim // block_v))](
