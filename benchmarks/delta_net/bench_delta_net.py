@@ -43,6 +43,7 @@ from benchmarks.delta_net.layers import (
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
+from model_zoo.layers.delta_net.inputs import MOST_TOKENS
 from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
 
 BF16 = torch.bfloat16
@@ -51,15 +52,14 @@ MOST_LAYERS = 24
 STATES = {"fp32": torch.float32, "bf16": BF16}
 TILES = [
     PromptTiles(),
-    PromptTiles(block_v=32),
-    PromptTiles(block_v=32, scan_warps=4),
-    PromptTiles(block_v=128),
+    PromptTiles(scan_stages=2),
     PromptTiles(scan_warps=4),
-    PromptTiles(scan_stages=3),
-    PromptTiles(scan_stages=1),
+    PromptTiles(block_v=32, scan_stages=2),
+    PromptTiles(block_v=32, scan_warps=4),
+    PromptTiles(block_v=128, scan_stages=2),
+    PromptTiles(local_registers=255),
     PromptTiles(part=32),
-    PromptTiles(part=128),
-    PromptTiles(local_warps=8),
+    PromptTiles(part=128, local_registers=255),
     PromptTiles(unit_warps=4, norm_warps=8),
 ]
 Call = Callable[[DeltaNetStep], object]
@@ -91,7 +91,7 @@ def check(step: DeltaNetStep) -> tuple[float, float]:
 def candidates(step: DeltaNetStep) -> dict[str, Call]:
     """By name, each way to launch the kernels."""
     out = torch.empty(step.z.shape, dtype=BF16, device="cuda")
-    if step.rows.max_tokens <= 8:
+    if step.rows.max_tokens <= MOST_TOKENS:
         return {
             f"{warps} warps": lambda s, w=warps: delta_net_decode(*s.arguments, out, num_warps=w)
             for warps in (4, 8)
@@ -140,7 +140,7 @@ def measure(
     calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments)]
     ways = candidates(steps[0]) if arguments.all else {}
     calls += [lambda i, way=way: way(steps[i]) for way in ways.values()]
-    fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > 8 else None
+    fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > MOST_TOKENS else None
     if fla is not None:
         calls.append(fla)
     times = [timer.replay([timer.capture(call, len(steps))])[0].us for call in calls]

@@ -74,7 +74,7 @@ def _chunk_local(
     num_chunks = tl.load(COUNTS + 1)
     if DEPENDENT:
         wait_for_launcher()
-    for index in range(tl.program_id(0), num_chunks, tl.num_programs(0)):
+    for index in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0), disable_licm=True):
         first, last, begin, has_old, conv = chunk_of(
             CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot, K
         )

@@ -65,7 +65,7 @@ def _chunk_scan(
         wait_for_launcher()
     columns = part * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     cell = head * (DK * DV) + tl.arange(0, DK)[:, None] * DV + columns
-    for index in range(tl.program_id(0), num_rows, tl.num_programs(0)):
+    for index in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), disable_licm=True):
         row = tl.load(ROWS + index)
         begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)
         start = tl.load(LENGTHS + row) - (end - begin)

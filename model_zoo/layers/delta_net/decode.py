@@ -132,12 +132,6 @@ def _delta_net_decode(
     at = tl.arange(0, DK)[:, None] * DV + tl.arange(0, DV)[None, :]
     s = tl.load(STATE + at, mask=continued, other=0.0).to(tl.float32)
     group: tl.constexpr = HV // HK
-    if SNAPSHOTS is not None:  # there is one border at most
-        to_border = EVERY - start % EVERY
-        kept = tl.full([], -1, tl.int64)
-        if to_border <= end - begin:
-            kept = tl.load(SNAPSHOTS + row * snapshots_row).to(tl.int64)
-        to_border = tl.where(kept >= 0, to_border, 0)
     for i in range(end - begin):
         token = begin + i
         s = _step(
@@ -145,17 +139,22 @@ def _delta_net_decode(
             head, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, HK, HV, DK, DV, K,
         )  # fmt: skip
         if SNAPSHOTS is not None:  # noqa: SIM102
-            if i + 1 == to_border:
-                kept_at = STATE_POOL + kept * state_slot + at
-                tl.store(kept_at, s.to(STATE.dtype.element_ty))
+            if (start + i + 1) % EVERY == 0:
+                border = (start + i + 1) // EVERY - start // EVERY - 1
+                kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
+                if kept >= 0:
+                    tl.store(STATE_POOL + kept * state_slot + at, s.to(STATE.dtype.element_ty))
     if has_slot:
         tl.store(STATE + at, s.to(STATE.dtype.element_ty))
-    if SNAPSHOTS is not None:  # noqa: SIM102
-        if to_border > 0:
-            copy_inputs(
-                QKV, CONV, CONV_POOL + kept * conv_slot, begin + to_border, begin, continued, head,
-                0, qkv_row, HK, HV, DK, DV, DV, K, COLUMNS,
-            )  # fmt: skip
+    if SNAPSHOTS is not None:
+        for border in range((start + end - begin) // EVERY - start // EVERY):
+            kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
+            if kept >= 0:
+                last = begin - start + (start // EVERY + 1 + border) * EVERY
+                copy_inputs(
+                    QKV, CONV, CONV_POOL + kept * conv_slot, last, begin, continued, head, 0,
+                    qkv_row, HK, HV, DK, DV, DV, K, COLUMNS,
+                )  # fmt: skip
     if has_slot:
         key = head // group * DK + tl.arange(0, DK)
         value = 2 * HK * DK + head * DV + tl.arange(0, DV)

@@ -51,12 +51,14 @@ class DeltaNetState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Copies of states at positions that divide by `every`, for a cache of prefixes.
+    """Copies of states at positions that divide by `every`: for a cache of prefixes; with every = 1
+    after each token of rows of few, so that a row whose drafts are refused can continue from the
+    last one that was not.
 
-    every  tokens, a multiple of CHUNK
+    every  tokens: a multiple of CHUNK, or any number if no row has more than MOST_TOKENS
     slots  [B, M] int32: where the state of a row goes when the sequence has
-           (start // every + 1 + j) * every tokens, for j < M; negative: nowhere.  M is at least
-           max_tokens / every, rounded up
+           (start // every + 1 + j) * every tokens, for j < M: the slot of no row; negative:
+           nowhere.  M is at least max_tokens / every, rounded up
     """
 
     every: int

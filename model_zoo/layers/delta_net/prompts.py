@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -36,14 +37,28 @@ class PromptTiles:
     unit_warps: int = 8
     part: int = 64
     local_warps: int = 4
+    local_registers: int = 168  # three programs a multiprocessor
     block_v: int = 64
     scan_warps: int = 8
-    scan_stages: int = 2
+    scan_stages: int = 3
     norm_warps: int = 4
 
 
+THREE_STAGES_BYTES = 140 << 10  # of shared memory, without Hopper's instructions
 # float32 has twice the bytes, and no tensor cores.
-FLOAT32_TILES = PromptTiles(part=32, local_warps=8, block_v=32, scan_stages=1)
+FLOAT32_TILES = PromptTiles(part=32, local_warps=8, local_registers=255, block_v=32, scan_stages=1)
+
+
+@cache
+def prompt_tiles(dtype: torch.dtype, device: torch.device) -> PromptTiles:
+    """The tiles of a device: GPUs with less shared memory copy one chunk at a time."""
+    if dtype == torch.float32:
+        return FLOAT32_TILES
+    if device.type == "cuda":
+        shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
+        if shared < THREE_STAGES_BYTES:
+            return PromptTiles(scan_stages=2)
+    return PromptTiles()
 
 
 def delta_net_prompts(
@@ -63,8 +78,7 @@ def delta_net_prompts(
     Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
     capture it.  A row's result depends on its own tokens and their positions alone.
     """
-    exact = qkv.dtype == torch.float32
-    tiles = tiles or (FLOAT32_TILES if exact else PromptTiles())
+    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device)
     tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous()
@@ -72,7 +86,7 @@ def delta_net_prompts(
         return
     dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
     options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
-    precision = "tf32x3" if exact else "tf32"
+    precision = "tf32x3" if qkv.dtype == torch.float32 else "tf32"
     q, k = (qkv.new_empty(tokens, key_heads, key_dim) for _ in range(2))
     u = qkv.new_empty(tokens, value_heads, value_dim)
     w = qkv.new_empty(tokens, value_heads, key_dim)
@@ -89,7 +103,7 @@ def delta_net_prompts(
         qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, *where, q, k, u, w, p,
         g, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
         PART=min(tiles.part, key_dim, value_dim), PRECISION=precision, num_warps=tiles.local_warps,
-        num_stages=1, **dims, **options,
+        num_stages=1, maxnreg=tiles.local_registers, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MOST_PROMPTS), value_heads * (value_dim // block_v))](

@@ -15,7 +15,7 @@ PLAIN = ["layers", "split_k", "sample", "constrained"]
 @pytest.mark.parametrize(
     ("tool", "names"),
     [
-        ("memcheck", [*PLAIN, "stream"]),
+        ("memcheck", [*PLAIN, "stream", "delta_net"]),
         ("memcheck", ["step"]),
         ("racecheck", PLAIN),
         ("initcheck", PLAIN),

@@ -6,6 +6,7 @@ layers    the kernels between the GEMMs of a layer
 split_k   GEMMs of few rows, in plain Triton
 stream    the same for Hopper
 sample    a token for rows of all kinds, of few and of many groups
+delta_net  gated delta nets of rows of one token and of prompts
 constrained   tokens and scores of constrained rows, of few and of many groups
 step      a tiny model through an engine, so that prepare and all others follow each other
 """
@@ -23,6 +24,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from attention.kv_pool import KVPool
+from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
+from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from model_zoo.layers.gemm.implementations import GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 from model_zoo.layers.kernels.embed import embed
@@ -34,6 +37,7 @@ from model_zoo.rope_config import RopeConfig
 from runtime.messages import EngineRequest, SamplingParams
 from tests.support.engine.device_engine import device_engine, sizes
 from tests.support.kernels.constrained_rows_cases import ConstrainedSampler
+from tests.support.kernels.delta_net_cases import delta_net_case
 from tests.support.kernels.sampler_cases import Kernels, SamplerRow, is_right, params
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
@@ -150,6 +154,19 @@ def constrained() -> None:
         assert sampler_output.scores.ranks.min() >= 1
 
 
+def delta_net() -> None:
+    """Rows of all kinds, and padding; the last row's tokens end where the memory does."""
+    for padding in (0, 5):
+        case = delta_net_case(
+            [1, 0, 4, 150, 1, 70], [63, 0, 0, 10, 700, 1], heads=(2, 6), dims=(32, 64),
+            dtype=torch.float16, padding=padding, device="cuda",
+        )  # fmt: skip
+        exact = case.double()
+        found = gated_delta_net(*case.arguments)
+        expected = gated_delta_net_reference(*exact.arguments)
+        torch.testing.assert_close(found.double().cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
 def step() -> None:
     """Chunks, shared pages, slots that start over, rows that sample() serves."""
     device = torch.device("cuda", torch.cuda.current_device())
@@ -182,6 +199,7 @@ KERNELS: dict[str, Callable[[], None]] = {
     "stream": lambda: gemms([*SKINNY_CONFIGS]),
     "sample": sampled,
     "constrained": constrained,
+    "delta_net": delta_net,
     "step": step,
 }
 

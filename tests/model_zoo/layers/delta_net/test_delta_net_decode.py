@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_zoo.layers.delta_net.decode import delta_net_decode
-from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, Snapshots
+from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.examples import examples
 from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
@@ -120,6 +120,24 @@ def test_states_at_borders_are_kept(device: str, before: int):
         snapshots=snapshots, device=device,
     )  # fmt: skip
     assert_right(case)
+
+
+def test_states_after_each_token_are_kept(device: str):
+    """As a row needs them of whose drafts some are refused."""
+    table = int32([3, 4, 5, 0, -1, -1], device).view(2, 3)
+    case = delta_net_case(
+        [3, 1], [0, 20], heads=(1, 3), slots=[2, 1], free_slots=4, snapshots=Snapshots(1, table),
+        device=device,
+    )  # fmt: skip
+    plain = delta_net_case([3, 1], [0, 20], heads=(1, 3), slots=[2, 1], free_slots=4, device=device)
+    assert_right(case)
+    first = plain.copy()
+    two = (t[:2] for t in (first.qkv, first.z, first.b, first.a))
+    rows = DeltaNetRows(int32([0, 2], device), int32([2], device), int32([2], device), 2)
+    run(DeltaNetCase(*two, first.weights, first.state, rows))
+    torch.testing.assert_close(case.state.state[4], first.state.state[2], rtol=0, atol=0)
+    assert torch.equal(case.state.conv[4], first.state.conv[2])
+    assert torch.equal(case.state.state[5], case.state.state[2])
 
 
 def test_the_tokens_of_a_row_may_come_one_by_one(device: str):
