@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.support.engine.fuzz_mutations import (
     MISTAKES,
     TABLES,
+    dropped_snapshot_lost,
     held_for_ever,
     hit_of_a_page_not_yet_written,
     last_fed_stale_after_preemption,
@@ -18,6 +19,7 @@ from tests.support.engine.fuzz_mutations import (
     left_out_row_committed,
     means_without_their_prefix,
     refused_of_a_row_that_started_over,
+    snapshot_a_token_short,
 )
 from tests.support.engine.fuzz_workloads import FuzzWorkload, Play, workloads
 from tests.support.examples import examples
@@ -32,7 +34,7 @@ def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkl
 # What takes longest to find: hundreds of workloads.
 SLOW = {held_for_ever, hit_of_a_page_not_yet_written, left_out_row_committed}
 SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_fed_stale_after_preemption}
-SLOW |= {refused_of_a_row_that_started_over}
+SLOW |= {refused_of_a_row_that_started_over, snapshot_a_token_short, dropped_snapshot_lost}
 
 
 @pytest.mark.parametrize(
