@@ -23,8 +23,9 @@ def workspace(device: torch.device) -> tuple[Tensor, Tensor]:
     A GEMM finds the counts at zero and resets them, so that GEMMs must run one after the other, on
     one stream or by dependent launches, as a model's layers do.
     """
-    parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=device)
-    return parts, torch.zeros(TILES, dtype=torch.int32, device=device)
+    with torch.inference_mode(False):  # kept, so that others may write to it outside of it, too
+        parts = torch.empty(PARTS_BYTES // 4, dtype=torch.float32, device=device)
+        return parts, torch.zeros(TILES, dtype=torch.int32, device=device)
 
 
 BUCKETS = (1, 8, 16, 32, 64)  # numbers of rows that are tuned; each covers smaller ones
