@@ -17,6 +17,17 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 
 
 @triton.jit
+def gate_mul(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or gelu(gate) * up, of their type."""
+    wide = gate.to(tl.float32)
+    factor = wide
+    if GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
+        factor = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
+    activated = (wide / (1.0 + tl.exp(-factor))).to(gate.dtype)
+    return (activated.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
+
+
+@triton.jit
 def _silu_mul(
     GATE_UP, OUT, row_stride, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -29,13 +40,7 @@ def _silu_mul(
         start_successor_and_wait()
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + N, mask=mask, other=0.0)
-    wide = gate.to(tl.float32)
-    factor = wide
-    if GELU:  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
-        factor = 1.5957691216057308 * (wide + 0.044715 * wide * wide * wide)
-    activated = (wide / (1.0 + tl.exp(-factor))).to(gate.dtype)
-    product = activated.to(tl.float32) * up.to(tl.float32)
-    tl.store(OUT + row * N + column, product.to(gate.dtype), mask=mask)
+    tl.store(OUT + row * N + column, gate_mul(gate, up, GELU), mask=mask)
 
 
 def silu_mul(gate_up: Tensor, *, block: int = 1024, num_warps: int = 8) -> Tensor:

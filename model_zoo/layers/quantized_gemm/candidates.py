@@ -20,9 +20,9 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     reserve_scratch,
 )
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
-from model_zoo.layers.quantized_gemm.quantize_rows import GROUP, QuantizedRows
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.layers.quantized_rows import GROUP, QuantizedRows
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 

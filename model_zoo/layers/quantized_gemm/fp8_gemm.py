@@ -14,17 +14,13 @@ from torch.nn import functional as F
 
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
-from model_zoo.layers.quantized_gemm.quantize_rows import (
-    GROUP,
-    QuantizedRows,
-    ScaleKind,
-    quantize_rows,
-)
+from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, QuantizedRowsGemm, ScaleKind
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledMM:
-    """torch._scaled_mm of weights of kind fp8, with activations quantized to fp8 on the way.
+class ScaledMM(QuantizedRowsGemm):
+    """torch._scaled_mm of weights of kind fp8, with activations in fp8.
 
     kind        "row": scales of rows of x and of W; compute capability 8.9 or more.
                 "block": 1 x 128 of x, 128 x 128 of W; compute capability 9.0
@@ -55,7 +51,7 @@ class ScaledMM:
         return self.product(quantize_rows(x, self.kind), weight, bias)
 
     def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """The same of rows that are quantized already, with scales of this kind."""
+        """As QuantizedRowsGemm.product."""
         assert x.kind == self.kind and self.multiplies(weight)
         if x.count == 0:
             return weight.words.new_empty((0, len(weight.words)), dtype=x.dtype)

@@ -15,37 +15,22 @@ quantize_rows, add_rms_norm_quantize, silu_mul_quantize
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
+from model_zoo.layers.kernels.add_rms_norm import norm_warps, residual_sum, rms_norm
+from model_zoo.layers.kernels.silu_mul import gate_mul
+from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 
-ScaleKind = Literal["row", "block"]
-GROUP = 128  # columns of a scale of kind "block"
 # Rows are rounded up to a multiple of this: cuBLAS reads a column of block scales by 16 bytes, and
 # has no product of a single row with fast accumulation and a bias.
 ROW_MULTIPLE: dict[ScaleKind, int] = {"row": 16, "block": 4}
 LARGEST = tl.constexpr(448.0)
 LEAST = tl.constexpr(1e-10)  # in place of a largest value of 0
 RUN = 1024  # columns of a program, where scales allow it
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuantizedRows:
-    """x [M, K] as codes, of which row m, column k is codes[m, k'] * scales[m, 0 or k // 128];
-    k' is k in the order of packed 8-bit blocks."""
-
-    codes: Tensor  # [rows, K] float8_e4m3fn
-    scales: Tensor  # [rows, 1] or [rows, K / 128] float32
-    kind: ScaleKind
-    count: int  # M; at most rows
-    dtype: torch.dtype  # of x
 
 
 @triton.jit
@@ -60,8 +45,10 @@ def _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK: tl.constexpr, GRO
     codes = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(tl.float8e4nv)
     # Column 16 u + 8 i + 2 t + e of a block is byte 16 t + 4 u + 2 e + i.
     blocks = codes.reshape(BLOCK // 64, 4, 2, 4, 2).permute(0, 3, 1, 4, 2)
-    byte = start + tl.arange(0, BLOCK)
-    tl.store(CODES + row * K + byte, blocks.reshape(BLOCK), mask=byte < K)
+    # In two dimensions: the compiler would give a thread 16 values, not 8, of any other tensor of
+    # the store's shape, and so add the squares of a norm in another order than add_rms_norm.
+    byte = start + 64 * tl.arange(0, BLOCK // 64)[:, None] + tl.arange(0, 64)
+    tl.store(CODES + row * K + byte, blocks.reshape(BLOCK // 64, 64), mask=byte < K)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
@@ -80,28 +67,30 @@ def _quantize_rows(
 
 @triton.jit(do_not_specialize=["M", "rows"])
 def _add_rms_norm_quantize(
-    X, RESIDUAL, WEIGHT, CODES, SCALES, eps, M, rows, x_row, residual_row, K: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, DEPENDENT: tl.constexpr,
+    X, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, eps, M, rows, x_row, residual_row,
+    K: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = (column < K) & (row < M)
     weight = tl.load(WEIGHT + column, mask=column < K, other=0.0).to(tl.float32)
+    post_weight = None
+    if POST_WEIGHT is not None:
+        post_weight = tl.load(POST_WEIGHT + column, mask=column < K, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    residual_at = RESIDUAL + row * residual_row + column
-    total = tl.load(residual_at, mask=mask, other=0.0)
-    if X is not None:
-        x = tl.load(X + row * x_row + column, mask=mask, other=0.0)
-        total = (total.to(tl.float32) + x.to(tl.float32)).to(x.dtype)
-        tl.store(residual_at, total, mask=mask)
-    _write_codes(rms_norm(total, weight, eps, K), CODES, SCALES, row, rows, 0, K, BLOCK, GROUP)
+    total = residual_sum(
+        X, RESIDUAL, post_weight, eps, row, x_row, residual_row, column, mask, K, PLUS_ONE
+    )
+    x = rms_norm(total, weight, eps, K, PLUS_ONE)
+    _write_codes(x, CODES, SCALES, row, rows, 0, K, BLOCK, GROUP)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
 def _silu_mul_quantize(
     GATE_UP, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    GELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     start = tl.program_id(1) * BLOCK
@@ -112,10 +101,7 @@ def _silu_mul_quantize(
     at = GATE_UP + row * x_row + column
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + K, mask=mask, other=0.0)
-    wide = gate.to(tl.float32)
-    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype)
-    product = (silu.to(tl.float32) * up.to(tl.float32)).to(gate.dtype)
-    _write_codes(product, CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
+    _write_codes(gate_mul(gate, up, GELU), CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
 
 
 def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
@@ -132,36 +118,50 @@ def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
 
 
 def add_rms_norm_quantize(
-    x: Tensor | None, residual: Tensor, weight: Tensor, eps: float, kind: ScaleKind
+    x: Tensor | None,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    kind: ScaleKind,
+    *,
+    post_weight: Tensor | None = None,
+    plus_one: bool = False,
 ) -> QuantizedRows:
     """residual += x; the codes of rms_norm(residual) * weight.
 
     x, residual: [M, K] of one type, rows at any stride; x None: residual already is the sum
     weight:      [K]
+    post_weight, plus_one: as in add_rms_norm
     """
     count, columns = residual.shape
     assert weight.shape == (columns,) and weight.stride(0) == residual.stride(1) == 1
     assert x is None or (x.shape == residual.shape and x.stride(1) == 1)
+    assert post_weight is None or (post_weight.shape == (columns,) and post_weight.stride(0) == 1)
     out = _room(residual, count, columns, kind)
     if count:
         block = triton.next_power_of_2(columns)
         _add_rms_norm_quantize[(len(out.codes),)](
-            x, residual, weight, out.codes, out.scales, eps, count, len(out.codes),
+            x, residual, weight, post_weight, out.codes, out.scales, eps, count, len(out.codes),
             0 if x is None else x.stride(0), residual.stride(0), K=columns, BLOCK=block,
-            GROUP=_group(kind), num_warps=norm_warps(block), **dependent_launch(residual.device),
+            GROUP=_group(kind), PLUS_ONE=plus_one,
+            num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
+            **dependent_launch(residual.device),
         )  # fmt: skip
     return out
 
 
-def silu_mul_quantize(gate_up: Tensor, kind: ScaleKind) -> QuantizedRows:
-    """The codes of silu(gate) * up of gate_up [M, 2 K], rows at any stride."""
+def silu_mul_quantize(gate_up: Tensor, kind: ScaleKind, *, gelu: bool = False) -> QuantizedRows:
+    """The codes of silu(gate) * up of gate_up [M, 2 K], rows at any stride.
+
+    gelu: of gelu(gate) * up, by tanh
+    """
     count, columns = gate_up.shape[0], gate_up.shape[1] // 2
     out = _room(gate_up, count, columns, kind)
     if count:
         block, runs = _runs(columns, kind)
         _silu_mul_quantize[(len(out.codes), runs)](
             gate_up, out.codes, out.scales, count, len(out.codes), gate_up.stride(0), columns,
-            BLOCK=block, GROUP=_group(kind), num_warps=norm_warps(block),
+            BLOCK=block, GROUP=_group(kind), GELU=gelu, num_warps=norm_warps(block),
             **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out
@@ -174,8 +174,10 @@ def _room(x: Tensor, count: int, columns: int, kind: ScaleKind) -> QuantizedRows
     multiple = ROW_MULTIPLE[kind]
     rows = -(-count // multiple) * multiple
     codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
-    groups = columns // GROUP if kind == "block" else 1
-    scales = torch.empty(groups, rows, dtype=torch.float32, device=x.device).t()
+    if kind == "block":
+        scales = torch.empty(columns // GROUP, rows, dtype=torch.float32, device=x.device).t()
+    else:
+        scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
     return QuantizedRows(codes=codes, scales=scales, kind=kind, count=count, dtype=x.dtype)
 
 

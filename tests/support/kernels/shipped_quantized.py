@@ -9,12 +9,12 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUn
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
-    ScaleKind,
     add_rms_norm_quantize,
     quantize_rows,
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.layers.quantized_rows import ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized

@@ -16,7 +16,8 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     scratch,
 )
 from model_zoo.layers.quantized_gemm.packed_weight import byte_columns, pack
-from model_zoo.layers.quantized_gemm.quantize_rows import ScaleKind, quantize_rows
+from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+from model_zoo.layers.quantized_rows import ScaleKind
 from tests.support.kernels.quantized_cases import KINDS, quantized
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
-from model_zoo.layers.kernels.silu_mul import silu_mul
+from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from model_zoo.layers.quantized_gemm.packed_weight import byte_columns
 from model_zoo.layers.quantized_gemm.quantize_rows import (
-    QuantizedRows,
-    ScaleKind,
     add_rms_norm_quantize,
     quantize_rows,
     silu_mul_quantize,
 )
+from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # The interpreter cuts bfloat16 off where a GPU rounds.
@@ -102,15 +101,33 @@ def test_a_fused_norm_has_the_codes_of_a_separate_one(
     assert torch.equal(again.codes.view(torch.uint8), alone.codes.view(torch.uint8))
 
 
+@pytest.mark.parametrize("plus_one", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_fused_norm_has_gemmas_options(device: str, dtype: torch.dtype, plus_one: bool):
+    x, residual = rows_of(device, dtype, 5, 384), rows_of(device, dtype, 5, 384).flip(0)
+    weight, post_weight = (rows_of(device, dtype, 3, 384 + 64 * i)[0, :384] * 20 for i in range(2))
+    separate, fused = (x.clone(), residual.clone()), residual.clone()
+    options = {"post_weight": post_weight, "plus_one": plus_one}
+    add_rms_norm(*separate, weight, 1e-6, **options)
+    expected = quantize_rows(separate[0], "row")
+    found = add_rms_norm_quantize(x, fused, weight, 1e-6, "row", **options)
+    assert torch.equal(fused, separate[1])
+    codes = [one.codes[:5].view(torch.uint8) for one in (found, expected)]
+    assert torch.equal(*codes)
+    plain = add_rms_norm_quantize(x, residual.clone(), weight, 1e-6, "row")
+    assert not torch.equal(codes[0], plain.codes[:5].view(torch.uint8))
+
+
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
+@pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", ["row", "block"])
 def test_a_fused_swiglu_has_the_codes_of_a_separate_one(
-    device: str, dtype: torch.dtype, kind: ScaleKind
+    device: str, dtype: torch.dtype, kind: ScaleKind, gelu: bool
 ):
     gate_up = rows_of(device, dtype, 5, 2 * 1280)
-    expected = quantize_rows(silu_mul(gate_up), kind)
-    found = silu_mul_quantize(gate_up, kind)
+    expected = quantize_rows(gelu_tanh_mul(gate_up) if gelu else silu_mul(gate_up), kind)
+    found = silu_mul_quantize(gate_up, kind, gelu=gelu)
     assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
     assert torch.equal(found.scales, expected.scales)
 
@@ -129,3 +146,24 @@ def test_no_rows_are_no_error(device: str, kind: ScaleKind):
 def test_many_rows_have_the_codes_of_the_definition(kind: ScaleKind, columns: int):
     x = torch.randn(1001, columns, device="cuda").to(BF16)
     check(quantize_rows(x, kind), x, kind)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("columns", [1024, 4096, 5120, 12288])
+def test_fused_codes_of_wide_rows_are_those_of_separate_kernels(kind: ScaleKind, columns: int):
+    """Whose sums are shared by many threads: by the same ones in both kernels."""
+    x, residual = (torch.randn(257, columns, device="cuda").to(BF16) for _ in range(2))
+    weight = torch.randn(columns, device="cuda").to(BF16)
+    gate_up = torch.randn(257, 2 * columns, device="cuda").to(BF16)
+    separate, fused = (x.clone(), residual.clone()), residual.clone()
+    add_rms_norm(*separate, weight, 1e-6)
+    pairs = [
+        (add_rms_norm_quantize(x, fused, weight, 1e-6, kind), quantize_rows(separate[0], kind)),
+        (silu_mul_quantize(gate_up, kind), quantize_rows(silu_mul(gate_up), kind)),
+    ]
+    assert torch.equal(fused, separate[1])
+    for found, expected in pairs:
+        codes = [one.codes[:257].view(torch.uint8) for one in (found, expected)]
+        assert torch.equal(*codes)
+        assert torch.equal(found.scales[:257], expected.scales[:257])

@@ -48,6 +48,24 @@ def test_kernels_of_activations_serve_any_number_of_rows():
     assert done.stdout.splitlines() == ["M rows"] * 3, done.stderr
 
 
+def test_a_norm_that_quantizes_adds_up_squares_in_the_order_of_one_that_does_not():
+    """So that its codes are those of a separate pass, to the last bit."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-m", "tests.support.kernels.norm_sums"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[tuple[int, int], dict[str, list[object]]] = {}
+    for columns, name, layouts, arithmetic in json.loads(done.stdout):
+        assert layouts and arithmetic
+        of_norms = found.setdefault((columns, len(layouts)), {})
+        of_norms.setdefault(name, []).append((layouts, arithmetic))
+    assert len(found) == 8, "four widths, with one norm and with two"
+    for both in found.values():
+        (plain,) = both["plain"]
+        assert both["quantizing"] == [plain, plain], "by row, and by block"
+
+
 def count(operations: list[str], *beginnings: str) -> int:
     return sum(operation.startswith(beginnings) for operation in operations)
 

@@ -1,0 +1,52 @@
+"""QuantizedRows: activations as fp8 codes and scales, and the GEMMs that multiply them.
+
+A GEMM that multiplies fp8 by fp8 quantizes its x, or takes it quantized from the kernel that
+computes x, which saves a launch and the 16-bit x.  The codes are the same.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+ScaleKind = Literal["row", "block"]
+GROUP = 128  # columns of a scale of kind "block"
+# The kernels that can quantize the x they compute: add_rms_norm, and silu_mul or gelu_tanh_mul.
+Producer = Literal["norm", "silu_mul"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantizedRows:
+    """x [M, K] as codes, of which row m, column k is codes[m, k'] * scales[m, 0 or k // 128];
+    k' is k in the order of packed 8-bit blocks."""
+
+    codes: Tensor  # [rows, K] float8_e4m3fn
+    scales: Tensor  # [rows, 1] or [rows, K / 128] float32
+    kind: ScaleKind
+    count: int  # M; at most rows
+    dtype: torch.dtype  # of x
+
+    def __len__(self) -> int:
+        return self.count
+
+
+class QuantizedRowsGemm(ABC):
+    """A GEMM of activations in fp8; its `run`, as every GEMM's, quantizes x first."""
+
+    kind: ScaleKind
+
+    @abstractmethod
+    def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
+        """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+
+
+class Consumer(Protocol):
+    """What the output of a norm goes to."""
+
+    def input_scales(self, rows: int) -> ScaleKind | None:
+        """The scales of the QuantizedRows that it takes for x [rows, in]; None: only a Tensor."""
+        ...
