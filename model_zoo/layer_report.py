@@ -21,7 +21,8 @@ UNPACKED = (
 def describe_layers(model: Model) -> list[str]:
     """A line for each kind of weight, the most bytes first; none if no layer is quantized.
 
-    `fp8 in rows: 144 layers, 6.95 GB: dequantize in registers; above 64 rows fp8 tensor cores`
+    `fp8 in rows: 144 layers, 6.95 GB: dequantize in registers; above 64 rows fp8 tensor cores;
+    activations quantized by norm, silu_mul`
     """
     groups, stacks = _groups(model), _stacks(model)
     layers = [layer for each in (*groups.values(), *stacks.values()) for layer in each]
@@ -89,7 +90,19 @@ def _line(name: str, linears: list[Linear]) -> str:
     few = ", ".join(_kernels(linears, range(1, MAX_ROWS + 1)))
     many = ", ".join(_kernels(linears, MANY))
     size = f"{_bytes(linears) / 1e9:.2f} GB"
-    return f"{name}: {len(linears)} layer{plural}, {size}: {few}; above {MAX_ROWS} rows {many}"
+    kernels = f"{few}; above {MAX_ROWS} rows {many}{_quantized_by(linears)}"
+    return f"{name}: {len(linears)} layer{plural}, {size}: {kernels}"
+
+
+def _quantized_by(linears: list[Linear]) -> str:
+    """`; activations quantized by norm, silu_mul`: the kernels before some of the layers."""
+    numbers = (*range(1, MAX_ROWS + 1), *MANY)
+    found = {
+        linear.after
+        for linear in linears
+        if linear.after is not None and any(map(linear.input_scales, numbers))
+    }
+    return f"; activations quantized by {', '.join(sorted(found))}" if found else ""
 
 
 def _bytes(linears: Iterable[Linear]) -> int:

@@ -10,6 +10,7 @@ from model_zoo.inputs import ModelInput
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.quantized_rows import QuantizedRows
 from model_zoo.layers.rope import rotate
 
 
@@ -45,7 +46,7 @@ class Attention(nn.Module):
 
     def add(
         self,
-        x: Tensor,
+        x: Tensor | QuantizedRows,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor | None,
@@ -63,7 +64,7 @@ class Attention(nn.Module):
 
     def mix(
         self,
-        x: Tensor,
+        x: Tensor | QuantizedRows,
         inp: ModelInput,
         cos_sin: Tensor | None,
         logit_rows: Tensor | None = None,

@@ -17,6 +17,13 @@ from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
+from model_zoo.layers.quantized_rows import (
+    Consumer,
+    Producer,
+    QuantizedRows,
+    QuantizedRowsGemm,
+    ScaleKind,
+)
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -146,6 +153,8 @@ class Linear(nn.Module):
     scheme      of a quantized weight, which is in `packed` then, and `weight` is empty
     transposed  the checkpoint stores [in, out]
     runs        where the rows of the one layer in `parts` go; empty: in the checkpoint's order
+    after       the kernel that computes x and quantizes it where input_scales says so, of a scheme
+                with activations in fp8; None: another one
     """
 
     def __init__(
@@ -159,6 +168,7 @@ class Linear(nn.Module):
         scheme: WeightScheme | None = None,
         transposed: bool = False,
         runs: tuple[Run, ...] = (),
+        after: Producer | None = None,
     ) -> None:
         super().__init__()
         assert parts is None or sum(parts.values()) == outputs
@@ -166,6 +176,8 @@ class Linear(nn.Module):
         self._runs = runs
         self.inputs, self.outputs, self.dtype = inputs, outputs, dtype
         self.transposed = transposed
+        # Kept only where it matters: autotuning would tell layers of one shape apart by it.
+        self.after = after if scheme is not None and scheme.activation_bits == 8 else None
         self._parts = parts or {}
         shape = (outputs, inputs) if scheme is None else (0,)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
@@ -228,7 +240,7 @@ class Linear(nn.Module):
         else:
             self._gemms.update(gemms)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x [T, in], residual [T, out] -> (output or None, residual).
 
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
@@ -238,6 +250,7 @@ class Linear(nn.Module):
         if (
             adds
             and self.packed is None
+            and isinstance(x, Tensor)
             and fused_kernels.use_fused_kernels(x.device)
             and x.dtype in (torch.bfloat16, torch.float16)
         ):
@@ -248,9 +261,17 @@ class Linear(nn.Module):
         """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
         return self._gemms.of(rows)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def input_scales(self, rows: int) -> ScaleKind | None:
+        """The scales of the QuantizedRows that it takes for x [rows, in]; None: only a Tensor."""
+        gemm = self.gemm_of(rows)
+        return gemm.kind if isinstance(gemm, QuantizedRowsGemm) else None
+
+    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, in] -> [T, out]."""
         gemm = self.gemm_of(len(x))
+        if isinstance(x, QuantizedRows):
+            assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"
+            return gemm.product(x, self.operand, self.bias)
         if gemm is not None:
             return gemm.run(x.contiguous(), self.operand, self.bias)
         assert self.packed is None, "use_quantized_gemms has not been called"
@@ -281,9 +302,12 @@ class SwigluLinear(Linear):
         dtype: torch.dtype,
         parts: Mapping[str, int] | None = None,
         scheme: WeightScheme | None = None,
+        after: Producer | None = None,
         gelu: bool = False,
     ) -> None:
-        super().__init__(inputs, 2 * outputs, bias=bias, dtype=dtype, parts=parts, scheme=scheme)
+        super().__init__(
+            inputs, 2 * outputs, bias=bias, dtype=dtype, parts=parts, scheme=scheme, after=after
+        )
         self.gelu = gelu
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
@@ -296,14 +320,24 @@ class SwigluLinear(Linear):
         assert not self.gelu
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
-    def swiglu(self, x: Tensor) -> Tensor:
-        """x [T, in] -> [T, out]."""
-        if self._swiglu_gemms and len(x) > BUCKETS[-1]:
+    def swiglu(
+        self, x: Tensor | QuantizedRows, *, consumer: Consumer | None = None
+    ) -> Tensor | QuantizedRows:
+        """x [T, in] -> [T, out], quantized if the consumer takes that; None: takes a Tensor.
+
+        A fused GEMM's output is not quantized.
+        """
+        if self._swiglu_gemms and len(x) > BUCKETS[-1] and isinstance(x, Tensor):
             gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
         both = self(x)
-        if fused_kernels.use_fused_kernels(x.device):
+        if fused_kernels.use_fused_kernels(both.device):
+            scales = None if consumer is None else consumer.input_scales(len(both))
+            if scales is not None:
+                from model_zoo.layers.quantized_gemm.quantize_rows import silu_mul_quantize
+
+                return silu_mul_quantize(both, scales, gelu=self.gelu)
             from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
             return gelu_tanh_mul(both) if self.gelu else silu_mul(both)

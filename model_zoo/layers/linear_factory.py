@@ -10,6 +10,7 @@ import torch
 from model_zoo.layers.embedding import Embedding, LMHead
 from model_zoo.layers.linear import Linear, Run, SwigluLinear
 from model_zoo.layers.moe.expert_stack import ExpertStack
+from model_zoo.layers.quantized_rows import Producer
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 # The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight,
@@ -27,9 +28,15 @@ class LinearFactory:
     scheme_of: SchemeOf = unquantized
 
     def linear(
-        self, inputs: int, parts: Mapping[str, int], *, bias: bool, transposed: bool = False
+        self,
+        inputs: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        transposed: bool = False,
+        after: Producer | None = None,
     ) -> Linear:
-        """parts, transposed: as in Linear."""
+        """parts, transposed, after: as in Linear."""
         return Linear(
             inputs,
             sum(parts.values()),
@@ -38,6 +45,7 @@ class LinearFactory:
             parts=parts,
             scheme=self._scheme(parts, inputs),
             transposed=transposed,
+            after=after,
         )
 
     def interleaved(self, inputs: int, name: str, sizes: Sequence[int], heads: int) -> Linear:
@@ -66,16 +74,31 @@ class LinearFactory:
         )
 
     def swiglu(
-        self, inputs: int, outputs: int, gate: str, up: str, *, bias: bool, gelu: bool = False
+        self,
+        inputs: int,
+        outputs: int,
+        gate: str,
+        up: str,
+        *,
+        bias: bool,
+        gelu: bool = False,
+        after: Producer | None = None,
     ) -> SwigluLinear:
         """gate, up: the checkpoint's names of the two projections to `outputs`.
 
-        gelu: as in SwigluLinear
+        gelu, after: as in SwigluLinear
         """
         parts = {gate: outputs, up: outputs}
         scheme = self._scheme(parts, inputs)
         return SwigluLinear(
-            inputs, outputs, bias=bias, dtype=self.dtype, parts=parts, scheme=scheme, gelu=gelu
+            inputs,
+            outputs,
+            bias=bias,
+            dtype=self.dtype,
+            parts=parts,
+            scheme=scheme,
+            gelu=gelu,
+            after=after,
         )
 
     def unquantized(self, inputs: int, outputs: int, *, bias: bool) -> Linear:

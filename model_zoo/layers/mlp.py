@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
 
 class SwigluMLP(nn.Module):
@@ -15,13 +16,17 @@ class SwigluMLP(nn.Module):
         super().__init__()
         self.gate_up, self.down = gate_up, down
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
-        """x, residual [T, size] -> (output or None, residual), as Linear.add."""
-        return self.down.add(self.gate_up.swiglu(x), residual)
+    def input_scales(self, rows: int) -> ScaleKind | None:
+        """As Linear.input_scales."""
+        return self.gate_up.input_scales(rows)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+        """x, residual [T, size] -> (output or None, residual), as Linear.add."""
+        return self.down.add(self.gate_up.swiglu(x, consumer=self.down), residual)
+
+    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, size] -> [T, size]."""
-        return self.down(self.gate_up.swiglu(x))
+        return self.down(self.gate_up.swiglu(x, consumer=self.down))
 
 
 class MLP(nn.Module):

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
 
 
 class RMSNorm(nn.Module):
@@ -32,29 +33,49 @@ class RMSNorm(nn.Module):
         return self.weight * wide.to(x.dtype)
 
     def add(
-        self, x: Tensor | None, residual: Tensor, post: RMSNorm | None = None
-    ) -> tuple[Tensor, Tensor]:
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        post: RMSNorm | None = None,
+        *,
+        consumer: Consumer | None = None,
+    ) -> tuple[Tensor | QuantizedRows, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x     None: residual already is the sum
-        post  norm of x, before it is added; with the same eps and plus_one
+        x         None: residual already is the sum
+        post      norm of x, before it is added; with the same eps and plus_one
+        consumer  of the norm, which is quantized if the consumer takes that; None: takes a Tensor
         """
         if not fused_kernels.use_fused_kernels(residual.device):
             if x is not None:
                 residual = residual + (x if post is None else post(x))
             return self(residual), residual
-        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
-
-        if x is None:
-            return norm_of_sum(residual, self.weight, self.eps, plus_one=self.plus_one), residual
+        scales = None if consumer is None else consumer.input_scales(len(residual))
         post_weight = None
         if post is not None:
             assert (post.eps, post.plus_one) == (self.eps, self.plus_one)
             post_weight = post.weight
-        add_rms_norm(
-            x, residual, self.weight, self.eps, post_weight=post_weight, plus_one=self.plus_one
-        )
-        return x, residual
+        return self._add_fused(x, residual, post_weight, scales), residual
+
+    def _add_fused(
+        self,
+        x: Tensor | None,
+        residual: Tensor,
+        post_weight: Tensor | None,
+        scales: ScaleKind | None,
+    ) -> Tensor | QuantizedRows:
+        """The norm, quantized to fp8 by `scales` unless they are None."""
+        options = {"post_weight": post_weight, "plus_one": self.plus_one}
+        if scales is not None:
+            from model_zoo.layers.quantized_gemm.quantize_rows import add_rms_norm_quantize
+
+            return add_rms_norm_quantize(x, residual, self.weight, self.eps, scales, **options)
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
+
+        if x is None:
+            return norm_of_sum(residual, self.weight, self.eps, plus_one=self.plus_one)
+        add_rms_norm(x, residual, self.weight, self.eps, **options)
+        return x
 
 
 class LayerNorm(nn.Module):

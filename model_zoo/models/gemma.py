@@ -18,6 +18,7 @@ from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.quantized_rows import QuantizedRows
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 
@@ -43,19 +44,18 @@ class Layer(nn.Module):
         self.attention = Attention(
             config,
             index,
-            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias),
+            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias, after="norm"),
             out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
+        gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
         self.mlp = SwigluMLP(
-            linears.swiglu(
-                hidden, inner, f"{mlp}.gate_proj", f"{mlp}.up_proj", bias=False, gelu=True
-            ),
-            linears.linear(inner, {f"{mlp}.down_proj": hidden}, bias=False),
+            linears.swiglu(hidden, inner, gate, up, bias=False, gelu=True, after="norm"),
+            linears.linear(inner, {f"{mlp}.down_proj": hidden}, bias=False, after="silu_mul"),
         )
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | QuantizedRows,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor,
@@ -69,7 +69,7 @@ class Layer(nn.Module):
         x = self.attention.out(self.attention.mix(x, inp, cos_sin, logit_rows))
         if logit_rows is not None:
             residual = residual.index_select(0, logit_rows)
-        x, residual = self.mlp_norm.add(x, residual, self.post_attention_norm)
+        x, residual = self.mlp_norm.add(x, residual, self.post_attention_norm, consumer=self.mlp)
         return self.mlp(x), residual
 
 
@@ -84,6 +84,7 @@ class Gemma(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        consumers = [*(layer.attention.qkv for layer in self.layers), None]
         x, residual, cos_sin = embed(
             self.embedding,
             norms[0],
@@ -91,11 +92,11 @@ class Gemma(Model):
             inp.tokens,
             inp.positions,
         )
-        for layer, norm in zip(self.layers, norms[1:], strict=True):
+        for layer, norm, consumer in zip(self.layers, norms[1:], consumers[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             local = layer.attention.spec.window > 0
             x, residual = layer(x, residual, inp, cos_sin[-1 if local else 0], logit_rows)
-            x, residual = norm.add(x, residual, layer.post_mlp_norm)
+            x, residual = norm.add(x, residual, layer.post_mlp_norm, consumer=consumer)
         return x
 
     def other_weights(self) -> Weights:

@@ -15,6 +15,7 @@ from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.quantized_rows import QuantizedRows
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
@@ -36,7 +37,7 @@ class Layer(nn.Module):
         self.attention = Attention(
             config,
             index,
-            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias),
+            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias, after="norm"),
             out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
@@ -45,11 +46,11 @@ class Layer(nn.Module):
             self.mlp = build_moe(config, index, linears)
         else:
             mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
-            self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias)
+            self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias, after="norm")
 
     def forward(
         self,
-        x: Tensor,
+        x: Tensor | QuantizedRows,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor,
@@ -59,7 +60,8 @@ class Layer(nn.Module):
 
         None: it is added to the residual already.  logit_rows: as for Attention.add.
         """
-        x, residual = self.mlp_norm.add(*self.attention.add(x, residual, inp, cos_sin, logit_rows))
+        mixed, residual = self.attention.add(x, residual, inp, cos_sin, logit_rows)
+        x, residual = self.mlp_norm.add(mixed, residual, consumer=self.mlp)
         return self.mlp.add(x, residual)
 
 
@@ -71,12 +73,14 @@ class Llama(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]
+        consumers = [*(layer.attention.qkv for layer in self.layers), None]
         x, residual, (cos_sin,) = embed(
             self.embedding, norms[0], [self.rope], inp.tokens, inp.positions
         )
-        for layer, norm in zip(self.layers, norms[1:], strict=True):
+        for layer, norm, consumer in zip(self.layers, norms[1:], consumers[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
-            x, residual = norm.add(*layer(x, residual, inp, cos_sin, logit_rows))
+            added, residual = layer(x, residual, inp, cos_sin, logit_rows)
+            x, residual = norm.add(added, residual, consumer=consumer)
         return x
 
     def other_weights(self) -> Weights:

@@ -12,6 +12,7 @@ from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.moe.experts import ExpertNames, Experts
 from model_zoo.layers.moe.router import Router
+from model_zoo.layers.quantized_rows import Producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,19 @@ def build_moe(config: ModelConfig, index: int, linears: LinearFactory) -> MoE:
 
 
 def swiglu_mlp(
-    name: str, hidden: int, inner: int, linears: LinearFactory, *, bias: bool = False
+    name: str,
+    hidden: int,
+    inner: int,
+    linears: LinearFactory,
+    *,
+    bias: bool = False,
+    after: Producer | None = None,
 ) -> SwigluMLP:
+    """after: the kernel that computes x, as in Linear."""
+    gate, up = f"{name}.gate_proj", f"{name}.up_proj"
     return SwigluMLP(
-        linears.swiglu(hidden, inner, f"{name}.gate_proj", f"{name}.up_proj", bias=bias),
-        linears.linear(inner, {f"{name}.down_proj": hidden}, bias=bias),
+        linears.swiglu(hidden, inner, gate, up, bias=bias, after=after),
+        linears.linear(inner, {f"{name}.down_proj": hidden}, bias=bias, after="silu_mul"),
     )
 
 

@@ -13,7 +13,7 @@ from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
 from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas
+from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
 from model_zoo.model import Model
 from model_zoo.registry import build
 from tests.support.models.loaded_model import load_model
@@ -67,6 +67,17 @@ def test_products_that_dequantize_first_are_slow(tmp_path: Path):
 
 def test_products_of_codes_are_not(tmp_path: Path):
     assert slow_layers(packed(tmp_path, "fp8-channel", many=FAST)) == []
+
+
+def test_the_kernels_that_quantize_activations_are_named(tmp_path: Path):
+    model = packed(tmp_path, "fp8-tensor", many=FAST)
+    assert describe_layers(model)[0].endswith(": fast; above 64 rows fast")
+    for layer in model.modules():
+        if isinstance(layer, Linear) and layer.packed is not None:
+            layer.use_gemms({64: FAST}, ScaledMM("row"))
+    assert describe_layers(model)[0].endswith(
+        "above 64 rows fp8 tensor cores; activations quantized by norm, silu_mul"
+    )
 
 
 def test_an_unquantized_model_has_no_lines(tmp_path: Path):

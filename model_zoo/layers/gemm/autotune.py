@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from model_zoo.layers.gemm.implementations import BUCKETS, MAX_ROWS, GemmImpl, supports_kernels
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.quantized_rows import Producer
 from model_zoo.quantization.weight_scheme import WeightScheme
 
 BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
@@ -38,12 +39,14 @@ class GemmKey:
     rows: int
     swiglu: bool = False  # silu(gate) * up of the output
     scheme: WeightScheme | None = None  # of a quantized weight
+    after: Producer | None = None  # the kernel that may quantize x
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
         if self.scheme is not None:
             scales = str(self.scheme.scale_dtype).removeprefix("torch.")
             what += f" of {self.scheme.describe(self.inputs)} with {scales} scales"
+        what += "" if self.after is None else f" after {self.after}"
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -95,10 +98,14 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
 
 def run_candidates(model: nn.Module) -> None:
     """Run each candidate of autotune_gemms once, so that all are compiled."""
+    from model_zoo.layers.gemm.timing import SmallKernel
+
     for gemm_key, (layer, *_) in layers_by_key(model).items():
-        x = torch.empty(gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device)
+        before = SmallKernel(
+            layer.after, gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device
+        )
         for gemm in candidates_for(gemm_key, layer.device):
-            gemm.run(x, layer.operand, layer.bias)
+            before.run_with(gemm, layer.operand, layer.bias)
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:
@@ -158,7 +165,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
         if supports_kernels(layer.device, layer.dtype):
             gemm_key = GemmKey(layer.outputs, layer.inputs, layer.dtype, layer.bias is not None, 1)
             if layer.packed is not None:
-                gemm_key = replace(gemm_key, scheme=layer.packed.scheme)
+                gemm_key = replace(gemm_key, scheme=layer.packed.scheme, after=layer.after)
             for rows in (*BUCKETS, *_tuned_above(layer)):
                 layers[replace(gemm_key, rows=rows)].append(layer)
             if isinstance(layer, SwigluLinear) and layer.packed is None and not layer.gelu:

@@ -1,4 +1,7 @@
-"""GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel."""
+"""GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel.
+
+That kernel computes x, and quantizes it for a GEMM that takes it so.  Both are timed together.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch import Tensor
 
 from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl, Weight
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
 MIN_CALLS, REPLAYS = 6, 5
@@ -24,22 +28,71 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+class SmallKernel:
+    """What computes x [rows, inputs] of a GEMM, from random numbers: a norm, or silu_mul."""
+
+    def __init__(
+        self,
+        after: Producer | None,
+        rows: int,
+        inputs: int,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """after: of the Linear; None: a norm, which does not quantize x"""
+        self._after = after
+        columns = 2 * inputs if after == "silu_mul" else inputs
+        self._source = torch.randn(rows, columns, dtype=dtype, device=device)
+        self._x = torch.zeros(rows, inputs, dtype=dtype, device=device)
+        self._ones = torch.ones(inputs, dtype=dtype, device=device)
+
+    def run_with(self, gemm: GemmImpl, weight: Weight, bias: Tensor | None) -> Tensor:
+        """The kernel, then the GEMM of what it has computed."""
+        if self._after is not None and isinstance(gemm, QuantizedRowsGemm):
+            return gemm.product(self._quantized(gemm), weight, bias)
+        return gemm.run(self._plain(), weight, bias)
+
+    def _plain(self) -> Tensor:
+        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+        from model_zoo.layers.kernels.silu_mul import silu_mul
+
+        if self._after == "silu_mul":
+            return silu_mul(self._source)
+        add_rms_norm(self._x, self._source, self._ones, 1e-6)
+        return self._x
+
+    def _quantized(self, gemm: QuantizedRowsGemm) -> QuantizedRows:
+        from model_zoo.layers.quantized_gemm.quantize_rows import (
+            add_rms_norm_quantize,
+            silu_mul_quantize,
+        )
+
+        if self._after == "silu_mul":
+            return silu_mul_quantize(self._source, gemm.kind)
+        return add_rms_norm_quantize(self._x, self._source, self._ones, 1e-6, gemm.kind)
+
+
 class GemmTimer:
     """Times GEMMs of x [rows, K] with `weights` [N, K] in turn; owns the captured graphs."""
 
     def __init__(
-        self, weights: Sequence[Weight], bias: Tensor | None, rows: int, dtype: torch.dtype
+        self,
+        weights: Sequence[Weight],
+        bias: Tensor | None,
+        rows: int,
+        dtype: torch.dtype,
+        *,
+        after: Producer | None = None,
     ) -> None:
-        """dtype: of x"""
+        """dtype: of x; after: as in SmallKernel"""
         self._weights, self._bias = weights, bias
         long = rows > MAX_ROWS
         self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
-        weight = weights[0]
-        self._source = torch.randn(rows, weight.shape[1], dtype=dtype, device=weight.device)
-        self._x = torch.zeros_like(self._source)
-        self._ones = torch.ones(weight.shape[1], dtype=dtype, device=weight.device)
-        self._stream = side_stream(weight.device)
+        device, inputs = weights[0].device, weights[0].shape[1]
+        self._before = SmallKernel(after, rows, inputs, dtype=dtype, device=device)
+        self._stream = side_stream(device)
 
     def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
         """Median time of a call of each GEMM, interleaved so that disturbances affect all."""
@@ -52,14 +105,12 @@ class GemmTimer:
         return max(self._least, -(-COLD_BYTES // self._weights[0].nbytes))
 
     def _captured(self, gemm: GemmImpl) -> torch.cuda.CUDAGraph:
-        from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
-
-        gemm.run(self._x, self._weights[0], self._bias)  # compiles
+        self._before.run_with(gemm, self._weights[0], self._bias)  # compiles
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         for call in range(self._calls()):
-            add_rms_norm(self._x, self._source, self._ones, 1e-6)
-            gemm.run(self._x, self._weights[call % len(self._weights)], self._bias)
+            weight = self._weights[call % len(self._weights)]
+            self._before.run_with(gemm, weight, self._bias)
         graph.capture_end()
         return graph
 
@@ -88,4 +139,6 @@ def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> lis
     if len(gemms) == 1:
         return [0.0]
     weights = [layer.operand for layer in layers]
-    return GemmTimer(weights, layers[0].bias, rows, layers[0].dtype).microseconds(gemms)
+    first = layers[0]
+    timer = GemmTimer(weights, first.bias, rows, first.dtype, after=first.after)
+    return timer.microseconds(gemms)

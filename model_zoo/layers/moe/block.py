@@ -16,6 +16,9 @@ class MoE(nn.Module):
         super().__init__()
         self.router, self.experts, self.shared = router, experts, shared
 
+    def input_scales(self, rows: int) -> None:
+        """The router and the experts take 16 bits, for any number of rows."""
+
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)

@@ -67,14 +67,21 @@ def make_input(
 @pytest.mark.gpu
 @pytest.mark.parametrize("every", [False, True], ids=["last tokens", "all tokens"])
 @pytest.mark.parametrize("prompts", [False, True], ids=["decode", "prompts too"])
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
 @torch.inference_mode()
 def test_a_captured_step_equals_one_whose_kernels_start_after_each_other(
-    prompts: bool, every: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prompts: bool,
+    every: bool,
+    quantization: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     torch.manual_seed(3)
     sizes = {"vocab_size": 1000, "hidden_size": 1024, "intermediate_size": 3072, "num_heads": 16}
     config, dtype = replace(QWEN3_8B, num_layers=LAYERS, **sizes), torch.bfloat16
-    model = load_model(config, tmp_path, dtype=dtype, device=CUDA, load_format="dummy")
+    model = load_model(
+        config, tmp_path, dtype=dtype, device=CUDA, load_format="dummy", quantization=quantization
+    )
     q_lens, kv_lens = random_step(random.Random(0), prompts)
     num_pages = sum(-(-length // PAGE) for length in kv_lens)
     kv = KVPool.allocate(

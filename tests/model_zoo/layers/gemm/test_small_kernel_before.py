@@ -1,0 +1,88 @@
+"""The kernel before a GEMM that is timed, and which layers autotuning tells apart by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_zoo.layers.gemm import autotune
+from model_zoo.layers.gemm.autotune import layers_by_key
+from model_zoo.layers.gemm.implementations import BUCKETS
+from model_zoo.layers.gemm.timing import SmallKernel
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.quantized_gemm import candidates, fp8_gemm
+from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
+from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
+from model_zoo.layers.quantized_rows import Producer
+from model_zoo.quantization.weight_scheme import WeightScheme
+from tests.support.kernels.quantized_cases import quantized
+from tests.support.quantization.fp8_models import SeparatelyQuantized, scheme
+
+BF16 = torch.bfloat16
+
+
+@pytest.mark.parametrize("after", ["norm", "silu_mul", None])
+def test_a_gemm_is_timed_with_the_kernel_that_quantizes_its_x(
+    after: Producer | None, device: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Behind attention, as behind other kernels that cannot, x is quantized by a kernel more."""
+    passes: list[tuple[int, ...]] = []
+
+    def counted(x: Tensor, kind: str):
+        passes.append(tuple(x.shape))
+        return quantize_rows(x, kind)
+
+    quantize_rows = fp8_gemm.quantize_rows
+    monkeypatch.setattr(fp8_gemm, "quantize_rows", counted)
+    dtype = BF16 if device == "cuda" else torch.float16
+    weight, gemm = pack(quantized("fp8 row", 32, 256, device=device)), ScaledMM("row", True)
+    torch.manual_seed(0)
+    before = SmallKernel(after, 3, 256, dtype=dtype, device=weight.device)
+    found = before.run_with(gemm, weight, None)
+    assert passes == ([] if after else [(3, 256)])
+    torch.manual_seed(0)
+    before = SmallKernel(after, 3, 256, dtype=dtype, device=weight.device)
+    assert torch.equal(before.run_with(SeparatelyQuantized(gemm), weight, None), found)
+    assert passes[-1] == (3, 256) and found.count_nonzero() > 90
+
+
+class Recorded:
+    """A GEMM of 16 bits."""
+
+    name = "recorded"
+
+    def __init__(self) -> None:
+        self.x = torch.empty(0)
+
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        self.x = x
+        return x
+
+
+def test_a_gemm_of_16_bits_is_timed_with_the_plain_kernel(device: str):
+    weight, gemm = pack(quantized("fp8 row", 32, 256, device=device)), Recorded()
+    for after in ("norm", "silu_mul", None):
+        kernel = SmallKernel(after, 3, 256, dtype=torch.float16, device=weight.device)
+        kernel.run_with(gemm, weight, None)
+        assert gemm.x.shape == (3, 256) and gemm.x.dtype == torch.float16, after
+        assert gemm.x.isfinite().all() and gemm.x.count_nonzero() > 700
+
+
+def test_layers_of_fp8_activations_are_told_apart_by_the_kernel_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
+    monkeypatch.setattr(candidates, "runs", lambda gemm, device, dtype: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+
+    def layers(of: WeightScheme | None) -> nn.Sequential:
+        kernels: tuple[Producer | None, ...] = ("norm", None, "silu_mul")
+        return nn.Sequential(
+            *(Linear(512, 512, bias=False, dtype=BF16, scheme=of, after=one) for one in kernels)
+        )
+
+    keys = list(layers_by_key(layers(scheme("row", 512))))
+    assert len({str(gemm_key) for gemm_key in keys}) == len(keys) == 3 * len(BUCKETS)
+    assert {gemm_key.after for gemm_key in keys} == {"norm", None, "silu_mul"}
+    assert len(layers_by_key(layers(None))) == len(BUCKETS), "in 16 bits they are of one kind"
