@@ -4,8 +4,9 @@
 
 Each kernel runs in a CUDA graph over more buffers than the L2 cache holds, one call after the other
 as in a step (chained), and separated by a kernel without dependent launch (isolated; its own time
-is subtracted).  GB/s counts what must be read and written once.  `--tune` times
-the kernels' possible configurations instead.
+is subtracted).  GB/s counts what must be read and written once.  norm_fp8 and gate_fp8 quantize
+what add_norm and silu_mul compute; their `separate` is add_norm or silu_mul, then a kernel that
+quantizes.  `--tune` times the kernels' possible configurations instead.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import QKNormRopeConfig, qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.quantized_gemm.quantize_rows import (
+    add_rms_norm_quantize,
+    quantize_rows,
+    silu_mul_quantize,
+)
 from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
 
@@ -83,7 +89,8 @@ def sets_of(num_bytes: int) -> int:
 
 
 def subjects(shape: LayerShape, tokens: int, device: torch.device) -> Iterator[LayerSubject]:
-    for make in (rope_subject, norm_subject, gate_subject, embed_subject):
+    of_layer = (rope_subject, norm_subject, gate_subject, norm_fp8_subject, gate_fp8_subject)
+    for make in (*of_layer, embed_subject):
         yield make(shape, tokens, device)
 
 
@@ -164,6 +171,39 @@ def gate_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerS
         for block, warps in ((512, 2), (512, 4), (1024, 4), (1024, 8), (2048, 8), (4096, 16))
     }
     return LayerSubject("silu_mul", num_bytes, count, fused, separate, variants)
+
+
+def norm_fp8_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
+    """7 bytes a value: two are read, one is written in 16 bits and one in 8."""
+    num_bytes = 7 * tokens * shape.hidden
+    count = sets_of(num_bytes)
+    x, residual = (random(count, tokens, shape.hidden, device=device) for _ in range(2))
+    weights = [norm_of(shape.hidden, device).weight for _ in range(count)]
+
+    def fused(i: int) -> None:
+        add_rms_norm_quantize(x[i], residual[i], weights[i], 1e-6, "row")
+
+    def separate(i: int) -> None:
+        add_rms_norm(x[i], residual[i], weights[i], 1e-6)
+        quantize_rows(x[i], "row")
+
+    return LayerSubject("norm_fp8", num_bytes, count, fused, separate, {})
+
+
+def gate_fp8_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:
+    num_bytes = 5 * tokens * shape.inner
+    count = sets_of(num_bytes)
+    gate_up = random(count, tokens, 2 * shape.inner, device=device)
+
+    def fused(i: int) -> tuple[Tensor, Tensor]:
+        found = silu_mul_quantize(gate_up[i], "row")
+        return found.codes.view(torch.uint8), found.scales
+
+    def separate(i: int) -> tuple[Tensor, Tensor]:
+        found = quantize_rows(silu_mul(gate_up[i]), "row")
+        return found.codes.view(torch.uint8), found.scales
+
+    return LayerSubject("gate_fp8", num_bytes, count, fused, separate, {})
 
 
 def embed_subject(shape: LayerShape, tokens: int, device: torch.device) -> LayerSubject:

@@ -61,6 +61,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
             model=str(path), device="cuda", load_format="dummy", max_num_seqs=max(arguments.rows),
             max_model_len=max(8192, *arguments.contexts), gpu_memory=arguments.gpu_memory,
             max_batched_tokens=arguments.batched_tokens, deterministic=arguments.deterministic,
+            quantization=arguments.quantization, kv_dtype=arguments.kv_dtype,
         )  # fmt: skip
         loaded = load(config, lambda phase, done, total: None)
     ready = loaded.ready
@@ -96,6 +97,12 @@ def main() -> None:
         "--batched-tokens", type=int, default=0, help="with --shape, of a step at most: less memory"
     )
     parser.add_argument("--deterministic", action="store_true", help="with --shape, its kernels")
+    parser.add_argument(
+        "--quantization", choices=["auto", "fp8"], default="auto", help="with --shape, of weights"
+    )
+    parser.add_argument(
+        "--kv-dtype", choices=["auto", "fp8_e4m3"], default="auto", help="with --shape"
+    )
     parser.add_argument("--bandwidth", type=float, default=3.08e12, help="bytes/s, for floors")
     parser.add_argument("--kernels", action="store_true", help="the longest kernels of each step")
     parser.add_argument("--steps", type=int, default=300, help="steps measured a case")

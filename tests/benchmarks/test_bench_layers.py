@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.step.bench_layers import LayerShape, LayerSubject, shape_of, subjects
 
-SHAPE = LayerShape("tiny", hidden=32, heads=4, kv_heads=2, head_dim=16, inner=24)
+SHAPE = LayerShape("tiny", hidden=64, heads=4, kv_heads=2, head_dim=16, inner=128)
 
 
 @pytest.fixture
@@ -17,8 +17,9 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> list[LayerSubject]:
 
 
 def test_subjects_count_what_is_read_and_written_once(prepared: list[LayerSubject]):
-    """Of bfloat16: 8 heads of 16; a residual and what is added; 2 * 24 gates; 32 embedded."""
-    expected = {"rope": 2 * 8 * 16, "add_norm": 4 * 32, "silu_mul": 3 * 24, "embed": 3 * 32 + 16}
+    """Of bfloat16: 8 heads of 16; a residual and what is added; 2 * 128 gates; 64 embedded."""
+    expected = {"rope": 2 * 8 * 16, "add_norm": 4 * 64, "silu_mul": 3 * 128, "embed": 3 * 64 + 16}
+    expected |= {"norm_fp8": 3.5 * 64, "gate_fp8": 2.5 * 128}
     assert {s.name: s.num_bytes for s in prepared} == {n: 3 * 2 * b for n, b in expected.items()}
 
 

@@ -23,7 +23,7 @@ from tests.support.quantization.fp8_models import (
     fp8_linears,
     fp8_model,
     product,
-    scaled_mm_by_blocks,
+    use_scaled_mm,
 )
 
 LENGTH = 6  # few: the interpreter takes long for each
@@ -76,8 +76,7 @@ def quantized_inputs(model: Model) -> dict[str, list[bool]]:
 def test_what_a_norm_or_gate_quantizes_has_the_bits_of_a_separate_pass(
     kind: str, scales: ScaleKind, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    if device == "cpu" and scales == "block":
-        monkeypatch.setattr(torch, "_scaled_mm", scaled_mm_by_blocks)
+    use_scaled_mm(monkeypatch, device)
     config = config_of(kind, tmp_path)
     model = fp8_model(config, scales, dtype_on(device), torch.device(device))
     gemm = product(scales, dtype_on(device), device)

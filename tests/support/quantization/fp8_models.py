@@ -90,13 +90,23 @@ def product(scales: ScaleKind, dtype: torch.dtype, device: str) -> ScaledMM:
     return gemm
 
 
-def scaled_mm_by_blocks(
+def use_scaled_mm(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    """On a CPU in place of torch._scaled_mm, whose kinds of scales there depend on the version."""
+    if device == "cpu":
+        monkeypatch.setattr(torch, "_scaled_mm", scaled_mm)
+
+
+def scaled_mm(
     x: Tensor, weight: Tensor, x_scales: Tensor, scales: Tensor, bias: Tensor | None,
     *, out_dtype: torch.dtype, use_fast_accum: bool,
 ) -> Tensor:  # fmt: skip
-    """torch._scaled_mm by blocks, which PyTorch has not on a CPU: x [M, K], weight [K, N]."""
-    assert bias is None and not use_fast_accum
-    wide = x.float() * x_scales.repeat_interleave(GROUP, 1)
-    rows, columns = weight.shape
-    spread = scales.repeat_interleave(GROUP, 0)[:rows].repeat_interleave(GROUP, 1)[:, :columns]
-    return (wide @ (weight.float() * spread)).to(out_dtype)
+    """x [M, K] e4m3, weight [K, N] e4m3, and scales of rows or of blocks -> x weight [M, N]."""
+    assert bias is None and isinstance(use_fast_accum, bool)
+    return (spread(x_scales, x) @ spread(scales, weight)).to(out_dtype)
+
+
+def spread(scales: Tensor, codes: Tensor) -> Tensor:
+    """codes [A, B] times their scales [a, b], each of which is of A / a by B / b codes."""
+    for dim in (0, 1):
+        scales = scales.repeat_interleave(codes.shape[dim] // scales.shape[dim], dim)
+    return scales * codes.float()

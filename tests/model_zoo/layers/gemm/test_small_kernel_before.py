@@ -17,7 +17,7 @@ from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_rows import Producer
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
-from tests.support.quantization.fp8_models import SeparatelyQuantized, scheme
+from tests.support.quantization.fp8_models import SeparatelyQuantized, scheme, use_scaled_mm
 
 BF16 = torch.bfloat16
 
@@ -27,6 +27,7 @@ def test_a_gemm_is_timed_with_the_kernel_that_quantizes_its_x(
     after: Producer | None, device: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Behind attention, as behind other kernels that cannot, x is quantized by a kernel more."""
+    use_scaled_mm(monkeypatch, device)
     passes: list[tuple[int, ...]] = []
 
     def counted(x: Tensor, kind: str):

@@ -28,7 +28,9 @@ from model_zoo.layers.quantized_gemm.candidates import (
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
 from model_zoo.layers.quantized_gemm.packed_weight import pack
+from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
+from model_zoo.layers.quantized_rows import Producer
 from model_zoo.quantization.weight_scheme import WeightScheme
 from runtime.precompile.compiling import compiling_only
 from runtime.precompile.pool import Compilers
@@ -124,6 +126,37 @@ def test_a_choice_for_many_rows_leaves_the_others_as_they_are():
     assert [layer.gemm_of(rows) for rows in (1, 64)] == [unsplit, unsplit]
     assert layer.gemm_of(257) == DequantizeThenCublas()
     assert [layer.gemm_of(rows) for rows in (65, 256)] == [chosen, chosen]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["fp8 row", "fp8 block"])
+@pytest.mark.parametrize("after", ["norm", "silu_mul", None])
+def test_products_of_fp8_activations_are_chosen_with_the_kernel_before(
+    after: Producer | None, name: str, tmp_path: Path
+):
+    of_weight = scheme(name, 2048, activation_bits=8)
+    with torch.device("cuda"):
+        layer = Linear(2048, 1536, bias=True, dtype=BF16, scheme=of_weight, after=after)
+    assert layer.packed is not None and layer.bias is not None
+    weight = quantized(name, 1536, 2048, device="cuda", scales=BF16)
+    layer.packed.store(0, weight)
+    nn.init.normal_(layer.bias)
+    model = nn.Sequential(layer)
+    use_quantized_gemms(model)
+    with compiling_only(Compilers()):
+        run_candidates(model)
+    file = tmp_path / "products.json"
+    autotune_gemms(model, seconds=60, file=file)
+    assert ("after" in file.read_text()) == (after is not None)
+    plain = weight.dequantize(BF16)
+    for rows in (1, 16, 64, 65, 513):
+        x = torch.randn(rows, 2048, dtype=BF16, device="cuda")
+        expected = nn.functional.linear(x.float(), plain.float(), layer.bias.float())
+        scales = layer.input_scales(rows)
+        outputs = [layer(x)] + ([] if scales is None else [layer(quantize_rows(x, scales))])
+        for y in outputs:
+            error = (y.float() - expected).norm() / expected.norm()
+            assert error < 0.06, (rows, layer.gemm_of(rows))
 
 
 @pytest.mark.gpu
