@@ -65,7 +65,7 @@ def sources() -> list[Path]:
     """The source files that a GEMM's time depends on."""
     here = sorted(Path(__file__).parent.glob("*.py"))
     for folder in ("quantized_gemm", "moe"):
-        here += sorted((LAYERS / folder).glob("*.py"))
+        here += sorted((LAYERS / folder).rglob("*.py"))
     return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
 

@@ -14,7 +14,7 @@ from model_zoo.layers.gemm.implementations import (
     block_m,
     workspace,
 )
-from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion
+from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion, factors
 from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
@@ -22,6 +22,7 @@ from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
 SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
+SYNC_ROWS = 16  # of x: of more mma.sync takes longer than wgmma
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -37,6 +38,7 @@ class SkinnyQuantizedGemm:
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
     x_stages: int = 3  # units of x in flight, which come from L2; at most stages
     registers: int = 128  # a thread, of all warps; 128: two programs fit an SM
+    sync: bool = False  # products by mma.sync instead of wgmma
 
     @property
     def fold(self) -> int:
@@ -65,6 +67,7 @@ class SkinnyQuantizedGemm:
             and self.block_k // self.fold % chunk == 0
             and self.fold * height <= 2 * MAX_ROWS
             and blocks % self.split_units == 0
+            and not (self.sync and (self.fold > 1 or height > SYNC_ROWS))
         )
 
     def shared_bytes(self, rows: int, bits: int) -> int:
@@ -98,9 +101,11 @@ class SkinnyQuantizedGemm:
         scales = weight.scales
         per_block = 0 if by_row else scales.shape[2] if scales.ndim == 3 else 1
         row_scales = weight.scales if by_row else weight.row_scales
-        scaled, dtype = weight.column_group == 16, NAMES[x.dtype]
+        dtype = NAMES[x.dtype]
+        scaled = factors(weight.kind, dtype, weight.column_group)
         converted = conversion(weight.kind, dtype, weight.zeros is not None, scaled)
-        swizzle = 64 if per_block == 4 else 128  # a step's columns of x, or more, lie together
+        # A step's columns of x, or more, lie together in operand B of wgmma.
+        swizzle = 64 if per_block == 4 and not scaled and not self.sync else 128
         parts, arrived = workspace(x.device)
         _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight.words, [self.block_n, columns * bits // 32]),
@@ -108,9 +113,9 @@ class SkinnyQuantizedGemm:
             None if weight.zeros is None else _four_together(weight.zeros), row_scales, parts,
             arrived, out, bias, rows, outputs, k_blocks, self.split_units,
             -(-inputs // BLOCK), PTX=converted.ptx, CONSTRAINTS=converted.constraints,
-            DTYPE=dtype, BITS=bits, PER_BLOCK=per_block, ROW_GROUP=weight.row_group,
-            FACTOR=SCALED_DOWN[dtype] if scaled else 1.0, FOLD=fold, GROUPS=groups,
-            STAGES=self.stages, X_STAGES=self.x_stages, SWIZZLE=swizzle,
+            DTYPE=dtype, BITS=bits, PER_BLOCK=per_block, FACTORS=scaled, SYNC=self.sync,
+            ROW_GROUP=weight.row_group, FACTOR=SCALED_DOWN[dtype] if scaled else 1.0, FOLD=fold,
+            GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages, SWIZZLE=swizzle,
             REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4, maxnreg=self.registers,
             **dependent_launch(x.device),
         )  # fmt: skip

@@ -110,6 +110,9 @@ def test_codes_go_through_registers_to_tensor_cores(
     (kernel,) = shipped[name]
     operations, hot = kernel["operations"], kernel["hot"]
     multiplied = count(operations, "HGMMA")
+    if "sync" in name:
+        multiplied = count(operations, "HMMA") // (2 if name.endswith("16") else 1)
+        assert count(operations, "LDSM") == count(operations, "HMMA") // 2, "four tiles of x each"
     assert multiplied >= 16 and count(operations, "UTMALDG") >= 2
     weights, bits = 8 * multiplied, 8 if "fp8" in name else 4  # of a thread and unit
     assert count(operations, "LDS.128") == weights * bits // 128, "each word is loaded once"
