@@ -8,9 +8,9 @@ weights before it waits for the preceding kernel), but for what is done with a u
   step      128 columns, or those of a scale if these are fewer; of mma.sync 32 or 64
   scales    of 32, 64 or 128 columns: products of a step have sums of their own, which are added
             times their scale in float32.  Of fp4, but for fp16 with scales of 32 columns:
-            multiplied into the weights, which is exact.  Of a row: in the epilogue.  Those of the next unit are loaded while one is
-            multiplied, from the L2 cache, into which the load warp asks for them when it asks for
-            the unit
+            multiplied into the weights, which is exact.  Of a row: in the epilogue.  Those of the
+            next unit are loaded while one is multiplied, from the L2 cache, into which the load
+            warp asks for them when it asks for the unit
   parts     as there; each warpgroup has its own
   reads     PackedWeight; x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
             None.  Four scales or zero points of 8 bits of a row and 128 columns, or eight, as int32

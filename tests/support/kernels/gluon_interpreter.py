@@ -253,6 +253,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         zeros_like=torch.zeros_like,
         where=lambda which, a, b: torch.where(which, a, b),
         sum=lambda x, axis: x.sum(axis),
+        exp=torch.exp,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
         cdiv=lambda a, b: (a + b - 1) // b,

@@ -36,6 +36,7 @@ def prefetch(SCALES, first_row, first_block, N, scale_blocks, ROWS: gl.constexpr
     IN_LINE: gl.constexpr = LINE * 8 // SCALES.dtype.element_ty.primitive_bitwidth
     LINES: gl.constexpr = max(1, ROWS * EACH // IN_LINE)
     i = gl.arange(0, max(32, LINES * BLOCKS), gl.BlockedLayout([1], [32], [1], [0]))
+    i = gl.minimum(i, LINES * BLOCKS - 1)
     block = gl.minimum(first_block + i // LINES, scale_blocks - 1)
     first = first_row * EACH + i % LINES * IN_LINE
     at = SCALES + block * (N * EACH) + gl.minimum(first, N * EACH - 1)
