@@ -35,7 +35,7 @@ class SkinnyQuantizedGemm:
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
     x_stages: int = 3  # units of x in flight, which come from L2; at most stages
-    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM
+    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM; 80: three
     sync: bool = False  # products by mma.sync instead of wgmma
 
     @property

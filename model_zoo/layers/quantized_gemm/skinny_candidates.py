@@ -28,9 +28,9 @@ RINGS = {
         8: (
             Ring(64, 512, 5, 3, 2, sync=True),
             Ring(64, 1024, 5, 3, sync=True),
+            Ring(64, 512, 3, 2, 3, sync=True),
             Ring(128, 512, 5, 3, sync=True),
-            Ring(64, 512, 5, 3, 2),
-            Ring(128, 512, 5, 3),
+            Ring(64, 512, 3, 2, 3),
             Ring(16, 2048, 6, 3),
         ),
         16: (
@@ -48,9 +48,9 @@ RINGS = {
         8: (
             Ring(64, 256, 5, 3, 2, sync=True),
             Ring(64, 512, 5, 3, sync=True),
+            Ring(64, 256, 3, 2, 3, sync=True),
             Ring(128, 256, 5, 3, sync=True),
             Ring(64, 256, 5, 3, 2),
-            Ring(128, 256, 5, 3),
             Ring(16, 1024, 8, 3),
         ),
         16: (
@@ -82,7 +82,7 @@ def skinny_candidates(
 def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[SkinnyQuantizedGemm]:
     """With tiles split among programs; and with whole tiles if that keeps most programs busy."""
     programs = processors * ring.resident
-    registers = 168 if ring.resident == 1 else 128
+    registers = {1: 168, 2: 128, 3: 80}[ring.resident]
     tiles, blocks = math.ceil(outputs / ring.block_n), math.ceil(inputs / ring.block_k)
     waves = math.ceil(tiles / programs)
     used = math.ceil(tiles / waves)

@@ -145,11 +145,18 @@ def _tool(tool: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def compiled(call: Callable[[], None], capability: int = 90) -> list[dict[str, Any]]:
-    """What `call` would launch, each kernel once, in the order of their first launches."""
+def compiled(
+    call: Callable[[], None], capability: int = 90, every: bool = False
+) -> list[dict[str, Any]]:
+    """What `call` would launch, each kernel once, in the order of their first launches.
+
+    every: each launch, where kernels of one name differ by constants
+    """
     fake = CompileOnly(capability)
     driver.set_active(fake)
     call()
+    if every:
+        return [describe(*launch) for launch in fake.launched]
     kernels = {name: describe(name, *rest) for name, *rest in fake.launched}
     return list(kernels.values())
 
@@ -170,4 +177,7 @@ if __name__ == "__main__":
     dependent_launch.can_depend = lambda device: capability >= 90
     tiles.is_hopper = lambda device: capability == 90
     names = [name for name in names if name != "--ampere"]
-    json.dump({name: compiled(calls[name], capability) for name in names}, sys.stdout)
+    found = {
+        name: compiled(calls[name], capability, every=name in HOPPER_EXPERTS) for name in names
+    }
+    json.dump(found, sys.stdout)

@@ -13,7 +13,8 @@ HEIGHT = 64  # rows of W of a warpgroup
 MOST_STAGES = 8
 SYNC_ROWS = 16  # of x: of more mma.sync takes longer than wgmma
 # Bytes of rings, by the programs that an SM holds; the rest is for barriers and the epilogue.
-SHARED_BYTES = {1: 216 << 10, 2: 104 << 10}
+SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
+REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +33,12 @@ class HopperTiles:
     rows: int  # tokens of an expert in a tile, a power of two from 8 on
     groups: int  # warpgroups that compute, 1 or 2
     programs: int  # of the device
-    resident: int  # of an SM, 1 or 2
+    resident: int  # of an SM, 1 to 3
     sync: bool = False  # products of packed weights by mma.sync
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
-        return 128 if self.resident == 2 else 168
+        return REGISTERS[self.resident]
 
     def ring(self, bits: int, inputs: int) -> Ring:
         """For weights of so many bits and K = inputs: few columns beyond K, and wide units, of
@@ -49,7 +49,7 @@ class HopperTiles:
         sizes = [size for size in (widest, widest // 2, widest // 4) if size >= least]
         sizes = [size for size in sizes if self.rows * size * 2 <= of_x] or sizes[-1:]
         columns = min(sizes, key=lambda size: -(-inputs // size) * size)
-        x_stages = 3 if self.rows <= SYNC_ROWS else 2
+        x_stages = 3 if self.rows <= SYNC_ROWS and self.resident < 3 else 2
         of_w = self.groups * HEIGHT * columns * bits // 8
         room = SHARED_BYTES[self.resident] - x_stages * self.rows * columns * 2
         return Ring(columns, min(MOST_STAGES, max(0, room) // of_w), x_stages)
@@ -83,10 +83,10 @@ def hopper_candidates(
     rows = next((rows for rows in (8, 16, 32) if rows >= 1.25 * each), 64)
     if tokens == 1:
         rows = 8
-    small, large = (rows, 1, 2 * processors, 2), (rows, 2, processors, 1)
-    found = [HopperTiles(*small), HopperTiles(*large)]
-    if rows <= SYNC_ROWS:
-        found = [HopperTiles(*small, sync=True), HopperTiles(*large, sync=True), *found]
-        if gate_up.packed is not None:
-            found = found[:3]
+    two, three = (rows, 1, 2 * processors, 2), (rows, 1, 3 * processors, 3)
+    large = rows, 2, processors, 1
+    found = [HopperTiles(*two), HopperTiles(*large)]
+    if gate_up.packed is not None and rows <= SYNC_ROWS:
+        found = [HopperTiles(*sizes, sync=True) for sizes in (two, three, large)]
+        found.append(HopperTiles(*three))
     return [tiles for tiles in found if tiles.serves(tokens, gate_up, down)]
