@@ -14,14 +14,17 @@ from model_zoo.layers.gemm.implementations import (
     workspace,
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
-from model_zoo.layers.quantized_gemm.hopper.arguments import format_arguments, four_together
+from model_zoo.layers.quantized_gemm.hopper.arguments import (
+    SYNC_ROWS,
+    format_arguments,
+    four_together,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
 SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
-SYNC_ROWS = 16  # of x: of more mma.sync takes longer than wgmma
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from model_zoo.layers.moe.expert_stack import ExpertStack
+from model_zoo.layers.quantized_gemm.hopper.arguments import SYNC_ROWS
 from model_zoo.quantization.quantized_weight import BITS
 
 MOST_TOKENS = 512  # above, x is as large as the weights
 UNIT_BYTES = 16 << 10  # of a warpgroup
 HEIGHT = 64  # rows of W of a warpgroup
 MOST_STAGES = 8
-SYNC_ROWS = 16  # of x: of more mma.sync takes longer than wgmma
 # Bytes of rings, by the programs that an SM holds; the rest is for barriers and the epilogue.
 SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
 REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise

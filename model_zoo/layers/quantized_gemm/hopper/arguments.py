@@ -12,6 +12,7 @@ from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion,
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
 
+SYNC_ROWS = 16  # of x: of more mma.sync takes longer than wgmma
 NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
