@@ -43,12 +43,12 @@ from benchmarks.delta_net.layers import (
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
-from model_zoo.layers.delta_net.inputs import MOST_TOKENS
+from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
 
 BF16 = torch.bfloat16
 COLD_BYTES = 256 << 20  # of all layers that take turns: some times the L2 cache
-MOST_LAYERS = 24
+MAX_LAYERS = 24
 STATES = {"fp32": torch.float32, "bf16": BF16}
 TILES = [
     PromptTiles(),
@@ -77,7 +77,7 @@ def layers_for(value_heads: int, lens: list[int], arguments: argparse.Namespace)
     make = (value_heads, lens, arguments.before, STATES[arguments.state], "cuda")
     first = planned(make_step(*make))
     each = first.state_bytes // 2 + first.token_bytes
-    count = max(2, min(MOST_LAYERS, -(-COLD_BYTES // each)))
+    count = max(2, min(MAX_LAYERS, -(-COLD_BYTES // each)))
     return [first, *(planned(make_step(*make)) for _ in range(count - 1))]
 
 
@@ -91,7 +91,7 @@ def check(step: DeltaNetStep) -> tuple[float, float]:
 def candidates(step: DeltaNetStep) -> dict[str, Call]:
     """By name, each way to launch the kernels."""
     out = torch.empty(step.z.shape, dtype=BF16, device="cuda")
-    if step.rows.max_tokens <= MOST_TOKENS:
+    if step.rows.max_tokens <= MAX_DECODE_TOKENS:
         return {
             f"{warps} warps": lambda s, w=warps: delta_net_decode(*s.arguments, out, num_warps=w)
             for warps in (4, 8)
@@ -140,7 +140,7 @@ def measure(
     calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments)]
     ways = candidates(steps[0]) if arguments.all else {}
     calls += [lambda i, way=way: way(steps[i]) for way in ways.values()]
-    fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > MOST_TOKENS else None
+    fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > MAX_DECODE_TOKENS else None
     if fla is not None:
         calls.append(fla)
     times = [timer.replay([timer.capture(call, len(steps))])[0].us for call in calls]

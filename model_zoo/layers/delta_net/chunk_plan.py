@@ -14,20 +14,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, ChunkPlan
+from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, ChunkPlan
 
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _plan_chunks(
-    CU_SEQLENS, LENGTHS, ROWS, CHUNKS, COUNTS, num_rows, MOST: tl.constexpr, CHUNK: tl.constexpr,
-    BLOCK: tl.constexpr,
+    CU_SEQLENS, LENGTHS, ROWS, CHUNKS, COUNTS, num_rows, MAX_TOKENS: tl.constexpr,
+    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     other = tl.arange(0, BLOCK)
     begins = tl.load(CU_SEQLENS + other, mask=other < num_rows, other=0)
     tokens = tl.load(CU_SEQLENS + other + 1, mask=other < num_rows, other=0) - begins
     start = tl.load(LENGTHS + other, mask=other < num_rows, other=0) - tokens
-    is_prompt = (tokens > MOST).to(tl.int32)
+    is_prompt = (tokens > MAX_TOKENS).to(tl.int32)
     chunks = is_prompt * ((start % CHUNK + tokens + CHUNK - 1) // CHUNK)
     if row == 0:
         tl.store(COUNTS, tl.sum(is_prompt, 0))
@@ -68,7 +68,7 @@ def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> C
     cu_seqlens [B + 1], cache_seqlens [B] int32, as in DeltaNetRows.  The host reads nothing.
     """
     num_rows = len(cache_seqlens)
-    most_rows = min(num_rows, num_tokens // (MOST_TOKENS + 1))
+    most_rows = min(num_rows, num_tokens // (MAX_DECODE_TOKENS + 1))
     most_chunks = num_tokens // CHUNK + 2 * most_rows  # the first and the last may be short
     new = {"dtype": torch.int32, "device": cu_seqlens.device}
     plan = ChunkPlan(
@@ -77,7 +77,7 @@ def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> C
         counts=torch.empty(2, **new),
     )
     _plan_chunks[(num_rows,)](
-        cu_seqlens, cache_seqlens, plan.rows, plan.chunks, plan.counts, num_rows, MOST=MOST_TOKENS,
-        CHUNK=CHUNK, BLOCK=max(16, triton.next_power_of_2(num_rows)),
+        cu_seqlens, cache_seqlens, plan.rows, plan.chunks, plan.counts, num_rows,
+        MAX_TOKENS=MAX_DECODE_TOKENS, CHUNK=CHUNK, BLOCK=max(16, triton.next_power_of_2(num_rows)),
     )  # fmt: skip
     return plan

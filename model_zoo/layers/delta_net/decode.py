@@ -33,7 +33,7 @@ from model_zoo.layers.delta_net.convolution import (
     store_inputs,
 )
 from model_zoo.layers.delta_net.inputs import (
-    MOST_TOKENS,
+    MAX_DECODE_TOKENS,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -105,7 +105,7 @@ def _delta_net_decode(
     QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS,
     SNAPSHOTS, ARRIVED, OUT, tokens, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, conv_slot,
     state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, MOST: tl.constexpr,
+    DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, MAX_TOKENS: tl.constexpr,
     EVERY: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head, row = tl.program_id(0), tl.program_id(1)
@@ -116,7 +116,7 @@ def _delta_net_decode(
         _zero_padding(OUT, begin, tokens, head, HV, DV)
         return
     end = tl.load(CU_SEQLENS + row + 1)
-    if (end == begin) | (end - begin > MOST):
+    if (end == begin) | (end - begin > MAX_TOKENS):
         return
     start = tl.load(LENGTHS + row) - (end - begin)
     slot = tl.load(SLOTS + row).to(tl.int64)
@@ -180,12 +180,12 @@ def delta_net_decode(
     *,
     num_warps: int = 4,
 ) -> None:
-    """gated_delta_net of the rows with at most MOST_TOKENS tokens, or of all of them if they are
-    to be computed token by token, into out [T, Hv * Dv]."""
+    """gated_delta_net of the rows with at most MAX_DECODE_TOKENS tokens, or of all of them if
+    they are to be computed token by token, into out [T, Hv * Dv]."""
     _, value_heads, key_dim, value_dim = state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous() and rows.num_rows * key_heads <= TILES
-    snapshots, most = rows.snapshots, ANY if rows.token_by_token else MOST_TOKENS
+    snapshots, most = rows.snapshots, ANY if rows.token_by_token else MAX_DECODE_TOKENS
     assert snapshots is None or not rows.token_by_token, "a row reaches one border at most"
     _delta_net_decode[(value_heads, rows.num_rows + 1)](
         qkv, z, b, a, weights.conv, weights.a_log, weights.dt_bias, weights.norm, state.conv,
@@ -195,6 +195,6 @@ def delta_net_decode(
         *weights.conv.stride(), state.conv.stride(0), state.state.stride(0),
         0 if snapshots is None else snapshots.slots.stride(0), HK=key_heads, HV=value_heads,
         DK=key_dim, DV=value_dim, K=size, COLUMNS=triton.next_power_of_2(size - 1),
-        MOST=most, EVERY=0 if snapshots is None else snapshots.every,
+        MAX_TOKENS=most, EVERY=0 if snapshots is None else snapshots.every,
         num_warps=num_warps, **dependent_launch(qkv.device),
     )  # fmt: skip

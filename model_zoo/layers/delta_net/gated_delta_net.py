@@ -10,7 +10,7 @@ from torch import Tensor
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
-    MOST_TOKENS,
+    MAX_DECODE_TOKENS,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -48,7 +48,7 @@ def plan_rows(rows: DeltaNetRows, num_tokens: int) -> DeltaNetRows:
 
     num_tokens: of the step, padding included.  On a CPU, and for rows of few tokens, it is nothing.
     """
-    if rows.token_by_token or rows.max_tokens <= MOST_TOKENS:
+    if rows.token_by_token or rows.max_tokens <= MAX_DECODE_TOKENS:
         return rows
     if not fused_kernels.use_fused_kernels(rows.slots.device):
         return rows
@@ -81,7 +81,7 @@ def _by_kernels(
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     delta_net_decode(qkv, z, b, a, weights, state, rows, out)
-    if rows.max_tokens > MOST_TOKENS and not rows.token_by_token:
+    if rows.max_tokens > MAX_DECODE_TOKENS and not rows.token_by_token:
         chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
         assert chunks is not None
         delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out)
@@ -114,7 +114,7 @@ def _check(
     assert rows.cu_seqlens.dtype == rows.cache_seqlens.dtype == torch.int32
     if rows.snapshots is not None:
         most = -(-rows.max_tokens // rows.snapshots.every)  # borders that a row can reach
-        assert rows.snapshots.every % CHUNK == 0 or rows.max_tokens <= MOST_TOKENS
+        assert rows.snapshots.every % CHUNK == 0 or rows.max_tokens <= MAX_DECODE_TOKENS
         assert rows.snapshots.slots.dtype == torch.int32
         assert rows.snapshots.slots.shape[0] == rows.num_rows
         assert rows.snapshots.slots.shape[1] >= most and rows.snapshots.slots.stride(1) == 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-MOST_TOKENS = 8  # of a row that the decode kernel handles
+MAX_DECODE_TOKENS = 8  # of a row that the decode kernel handles
 CHUNK = 64  # tokens that a prompt's kernels handle at once; chunks end where positions divide by it
 
 
@@ -55,7 +55,7 @@ class Snapshots:
     after each token of rows of few, so that a row whose drafts are refused can continue from the
     last one that was not.
 
-    every  tokens: a multiple of CHUNK, or any number if no row has more than MOST_TOKENS
+    every  tokens: a multiple of CHUNK, or any number if no row has more than MAX_DECODE_TOKENS
     slots  [B, M] int32: where the state of a row goes when the sequence has
            (start // every + 1 + j) * every tokens, for j < M: the slot of no row; negative:
            nowhere.  M is at least max_tokens / every, rounded up

@@ -22,7 +22,7 @@ from model_zoo.layers.delta_net.inputs import (
 )
 from model_zoo.layers.delta_net.unit_keys import _unit_keys
 
-MOST_PROMPTS = 8  # rows that programs of their own scan at a time
+MAX_PROMPTS = 8  # rows that programs of their own scan at a time
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
 
 
@@ -106,7 +106,7 @@ def delta_net_prompts(
         num_stages=1, maxnreg=tiles.local_registers, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
-    _chunk_scan[(min(len(plan.rows), MOST_PROMPTS), value_heads * (value_dim // block_v))](
+    _chunk_scan[(min(len(plan.rows), MAX_PROMPTS), value_heads * (value_dim // block_v))](
         q, k, u, w, p, g, qkv, state.conv, state.state, rows.cu_seqlens, rows.cache_seqlens,
         rows.slots, None if snapshots is None else snapshots.slots, plan.rows, plan.counts, out,
         qkv.stride(0), state.conv.stride(0), state.state.stride(0),

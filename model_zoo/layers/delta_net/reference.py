@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
-    MOST_TOKENS,
+    MAX_DECODE_TOKENS,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -153,7 +153,7 @@ def _run(
     q, k, v = _heads(inputs_of_conv, weights.conv.to(wide), state)
     beta = b.sigmoid()
     g = -weights.a_log.to(wide).exp() * F.softplus(a + weights.dt_bias.to(wide))
-    few = n <= MOST_TOKENS or rows.token_by_token
+    few = n <= MAX_DECODE_TOKENS or rows.token_by_token
     rule = delta_rule or (recurrent_delta_rule if few else chunked_delta_rule)
     o, s = rule(q, k, v, g, beta, s)
     normed = o * (o.square().mean(-1, keepdim=True) + weights.norm_eps).rsqrt()

@@ -267,11 +267,15 @@ def test_answers_in_plain_torch_are_those_that_each_request_has_alone(
     assert sum(preemptions) > count // 3
 
 
+# Seeds with which six requests on a CPU have a preemption, by kind of model; of others 11.
+WITH_PREEMPTION = {"qwen3": 175, "qwen3.5-text": 5}
+
+
 @pytest.mark.slow
 def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
     checkpoint: Path, device: str
 ) -> None:
-    few = [175] if checkpoint.name.startswith("qwen30") else [11]  # a preemption each
+    few = [WITH_PREEMPTION.get(checkpoint.name[:-1], 11)]  # pytest adds a digit to the kind
     most = seeds(4)  # interpreted steps take a tenth of a second
     preemptions = [
         run_workload(

@@ -10,8 +10,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.support.images.pictures import BadImage, bad_images, encoded, noise
-from tests.support.server.fake_engine import FakeServer
-from tests.support.server.vision_server import (
+from tests.support.images.vision_server import (
     CHAT,
     GENERATE,
     MESSAGES,
@@ -24,6 +23,7 @@ from tests.support.server.vision_server import (
     text_part,
     vision_server,
 )
+from tests.support.server.fake_engine import FakeServer
 
 WHOLE = encoded(noise(64, 48))
 URL = data_url(WHOLE)

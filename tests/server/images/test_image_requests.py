@@ -15,8 +15,7 @@ from PIL import Image
 from runtime.messages import PromptImage
 from server.images.decoder import ImageDecoder
 from tests.support.images.pictures import encoded, noise
-from tests.support.server.fake_engine import FakeServer
-from tests.support.server.vision_server import (
+from tests.support.images.vision_server import (
     CHAT,
     GENERATE,
     LIMITS,
@@ -33,6 +32,7 @@ from tests.support.server.vision_server import (
     text_part,
     vision_server,
 )
+from tests.support.server.fake_engine import FakeServer
 
 ROUTES = (CHAT, RESPONSES, MESSAGES, OLLAMA, GENERATE)
 PICTURE = noise(150, 90)

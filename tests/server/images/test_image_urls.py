@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.images.image_host import ImageHost, fetcher, http, image_host
 from tests.support.images.pictures import encoded, noise
-from tests.support.server.fake_engine import FakeServer
-from tests.support.server.vision_server import (
+from tests.support.images.vision_server import (
     CHAT,
     MESSAGES,
     RESPONSES,
@@ -20,6 +19,7 @@ from tests.support.server.vision_server import (
     message_of,
     vision_server,
 )
+from tests.support.server.fake_engine import FakeServer
 
 WHOLE = encoded(noise(64, 48))
 

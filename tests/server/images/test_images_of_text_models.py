@@ -9,8 +9,7 @@ import httpx2 as httpx
 import pytest
 
 from tests.support.images.pictures import encoded, noise
-from tests.support.paths import ROOT
-from tests.support.server.vision_server import (
+from tests.support.images.vision_server import (
     CHAT,
     GENERATE,
     MESSAGES,
@@ -19,6 +18,7 @@ from tests.support.server.vision_server import (
     body_of,
     message_of,
 )
+from tests.support.paths import ROOT
 
 NEEDS = "the model `fake` reads text only, and images need a vision-language model"
 TYPES = {

@@ -164,7 +164,7 @@ def compiled(
 if __name__ == "__main__":
     from attention.common import dependent_launch
     from model_zoo.layers.moe import tiles
-    from tests.support.kernels.shipped_delta_net import DELTA_NET
+    from tests.support.delta_net.shipped_delta_net import DELTA_NET
     from tests.support.kernels.shipped_experts import EXPERTS, HOPPER_EXPERTS
     from tests.support.kernels.shipped_kernels import SHIPPED
     from tests.support.kernels.shipped_quantized import QUANTIZED

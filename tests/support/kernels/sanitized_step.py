@@ -35,9 +35,9 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope, rotate
 from model_zoo.rope_config import RopeConfig
 from runtime.messages import EngineRequest, SamplingParams
+from tests.support.delta_net.cases import delta_net_case
 from tests.support.engine.device_engine import device_engine, sizes
 from tests.support.kernels.constrained_rows_cases import ConstrainedSampler
-from tests.support.kernels.delta_net_cases import delta_net_case
 from tests.support.kernels.sampler_cases import Kernels, SamplerRow, is_right, params
 from tests.support.models.tiny_checkpoints import write_checkpoint
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.kernels.shipped_delta_net import DELTA_NET
+from tests.support.delta_net.shipped_delta_net import DELTA_NET
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and kept them

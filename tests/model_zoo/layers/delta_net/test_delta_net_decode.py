@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_zoo.layers.delta_net.decode import delta_net_decode
-from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, DeltaNetRows, Snapshots
+from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 from tests.support.examples import examples
-from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # The interpreter cuts bfloat16 off where a GPU rounds.
@@ -52,7 +52,7 @@ def test_rows_of_one_token_continue_their_states(device: str, dtype: torch.dtype
 @examples(40)
 @given(
     rows=st.lists(
-        st.tuples(st.integers(0, MOST_TOKENS), st.sampled_from([0, 1, 2, 60])), min_size=1,
+        st.tuples(st.integers(0, MAX_DECODE_TOKENS), st.sampled_from([0, 1, 2, 60])), min_size=1,
         max_size=3,
     ),
     heads=st.sampled_from([(1, 1), (1, 3), (2, 4)]),
@@ -102,10 +102,10 @@ def test_padding_gets_zeros_and_changes_nothing(device: str):
 
 
 def test_rows_of_prompts_are_left_alone(device: str):
-    case = delta_net_case([1, MOST_TOKENS + 1, 2], [4, 0, 2], device=device)
+    case = delta_net_case([1, MAX_DECODE_TOKENS + 1, 2], [4, 0, 2], device=device)
     before = case.copy()
     out = run(case)
-    prompt = slice(1, MOST_TOKENS + 2)
+    prompt = slice(1, MAX_DECODE_TOKENS + 2)
     assert out[prompt].isnan().all() and not out[0].isnan().any()
     slot = case.rows.slots[1].long()
     assert torch.equal(case.state.state[slot], before.state.state[slot])

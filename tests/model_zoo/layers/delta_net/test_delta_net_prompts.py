@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.inputs import CHUNK, MOST_TOKENS, Snapshots
+from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, Snapshots
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 from tests.support.examples import examples
-from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # The interpreter cuts bfloat16 off where a GPU rounds.
@@ -103,7 +103,7 @@ def test_a_new_sequence_does_not_read_its_slot(device: str):
 
 def test_other_rows_and_padding_are_left_alone(device: str):
     case = delta_net_case(
-        [1, 70, 0, MOST_TOKENS, 20], [4, 1, 0, 7, 2], padding=5, slots=[2, 0, -1, 1, -1],
+        [1, 70, 0, MAX_DECODE_TOKENS, 20], [4, 1, 0, 7, 2], padding=5, slots=[2, 0, -1, 1, -1],
         device=device,
     )  # fmt: skip
     before, exact = case.copy(), case.double()
@@ -162,7 +162,7 @@ def test_a_plan_has_every_token_of_a_prompt_once(lens: list[int], starts: list[i
     cache_seqlens = cu_seqlens.diff() + torch.tensor(starts[: len(lens)]).int()
     plan = plan_chunks(cu_seqlens, cache_seqlens, sum(lens) + padding)
     num_rows, num_chunks = plan.counts.tolist()
-    prompts = [row for row, n in enumerate(lens) if n > MOST_TOKENS]
+    prompts = [row for row, n in enumerate(lens) if n > MAX_DECODE_TOKENS]
     assert plan.rows[:num_rows].tolist() == prompts and num_chunks <= len(plan.chunks)
     seen = []
     for row, first, last in plan.chunks[:num_chunks].tolist():

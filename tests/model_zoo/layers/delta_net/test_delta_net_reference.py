@@ -23,8 +23,8 @@ from model_zoo.layers.delta_net.reference import (
     gated_delta_net_reference,
     recurrent_delta_rule,
 )
+from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 from tests.support.examples import examples
-from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
 
 NEAR = {"rtol": 1e-9, "atol": 1e-9}  # float64
 

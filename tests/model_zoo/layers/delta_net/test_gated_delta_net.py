@@ -14,7 +14,7 @@ from model_zoo.layers.delta_net import prompts
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net, plan_rows
 from model_zoo.layers.delta_net.inputs import CHUNK, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
-from tests.support.kernels.delta_net_cases import DeltaNetCase, delta_net_case, int32
+from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 
 BF16 = torch.bfloat16
 
