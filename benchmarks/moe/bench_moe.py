@@ -38,7 +38,7 @@ from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.experts import ExpertNames, Experts
 from model_zoo.layers.moe.router import Router
 from model_zoo.layers.moe.run import run_experts
-from model_zoo.layers.moe.tiles import ExpertTiles, candidates
+from model_zoo.layers.moe.tiles import Tiles, candidates
 from model_zoo.layers.moe.timing import times
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.loader import fill_randomly
@@ -135,7 +135,7 @@ def zipf(experts: Experts, tokens: int, device: str) -> Tensor:
 
 
 def call_of(
-    case: Case, x: Tensor, routings: list[Tensor], weights: Tensor, tiles: ExpertTiles
+    case: Case, x: Tensor, routings: list[Tensor], weights: Tensor, tiles: Tiles
 ) -> Callable[[int], Tensor]:
     layers = case.layers
     return lambda i: run_experts(layers[i % len(layers)], x, routings[i], weights, tiles=tiles)

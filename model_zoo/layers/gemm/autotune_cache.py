@@ -21,6 +21,7 @@ import triton
 from attention.planner.costs import tuned_file
 from model_zoo.layers.gemm.implementations import CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SwigluGemm, UnfusedSwiglu
+from model_zoo.layers.moe.hopper.tiles import HopperTiles
 from model_zoo.layers.moe.tiles import ExpertTiles
 from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegisters,
@@ -29,13 +30,13 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 
-Choice = GemmImpl | ExpertTiles
+Choice = GemmImpl | ExpertTiles | HopperTiles
 KINDS: dict[str, type[Choice]] = {
     kind.__name__: kind
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, SkinnyQuantizedGemm, ExpertTiles),
+        *(ScaledMM, SkinnyQuantizedGemm, ExpertTiles, HopperTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for
@@ -65,7 +66,7 @@ def sources() -> list[Path]:
     """The source files that a GEMM's time depends on."""
     here = sorted(Path(__file__).parent.glob("*.py"))
     for folder in ("quantized_gemm", "moe"):
-        here += sorted((LAYERS / folder).glob("*.py"))
+        here += sorted((LAYERS / folder).rglob("*.py"))
     return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
 
 

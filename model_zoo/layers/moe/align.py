@@ -7,6 +7,8 @@ align
             arrivals, for the kernel that sums.  The last program to arrive also writes the number
             of tiles, and of each tile of at most `rows` pairs the expert + 1024 times its number
             among the expert's
+            If sorted rows are asked for: rows of x, in the order of the experts, and of each tile
+            the first of them and their number
   math      a pair's rank among an expert's is a sum over the preceding ones: the same at every run
   bound     latency: T k / 8192 steps
   checked   tests/model_zoo/layers/moe/test_align.py
@@ -28,22 +30,25 @@ from model_zoo.moe_config import MAX_EXPERTS
 
 EXPERTS = tl.constexpr(MAX_EXPERTS)
 STEP = 8192  # pairs that a program reads at once, at most
+AT_ONCE, COLUMNS = tl.constexpr(8), tl.constexpr(512)  # of rows of x that are copied
 
 
 @triton.jit(do_not_specialize=["num_pairs", "tokens", "num_arrivals"])
 def _align(
     IDS, PAIRS, COUNTS, TILES, NUM_TILES, ARRIVALS, ARRIVED, num_pairs, tokens, num_arrivals,
-    E: tl.constexpr, BLOCK_E: tl.constexpr, ROWS: tl.constexpr, STEP: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    X, SORTED, TILE_ROWS, TILE_COUNTS, K, x_row, E: tl.constexpr, BLOCK_E: tl.constexpr,
+    ROWS: tl.constexpr, STEP: tl.constexpr, TOP_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     if DEPENDENT:
         wait_for_launcher()
     mine = PAIRS + expert.to(tl.int64) * tokens
-    count = 0
+    count, before = 0, 0
     for start in range(0, num_pairs, STEP):
         pair = start + tl.arange(0, STEP)
-        is_mine = tl.load(IDS + pair, mask=pair < num_pairs, other=-1) == expert
+        ids = tl.load(IDS + pair, mask=pair < num_pairs, other=E)
+        is_mine = ids == expert
+        before += tl.sum((ids < expert).to(tl.int32), 0)
         rank = tl.cumsum(is_mine.to(tl.int32), 0)
         tl.store(mine + count + rank - 1, pair, mask=is_mine)
         count += tl.sum(is_mine.to(tl.int32), 0)
@@ -62,6 +67,28 @@ def _align(
         tl.store(NUM_TILES, tl.sum(tiles, 0))
         for i in range(0, tl.max(tiles, 0)):
             tl.store(TILES + first + i, e + i * EXPERTS, mask=i < tiles)
+            if SORTED is not None:
+                row = tl.cumsum(counts, 0) - counts + i * ROWS
+                tl.store(TILE_ROWS + first + i, row, mask=i < tiles)
+                real = tl.minimum(counts - i * ROWS, ROWS)
+                tl.store(TILE_COUNTS + first + i, real, mask=i < tiles)
+    if SORTED is not None:
+        _copy_rows(X, SORTED, mine, count, before, K, x_row, TOP_K)
+
+
+@triton.jit
+def _copy_rows(X, SORTED, PAIRS, count, before, K, x_row, TOP_K: tl.constexpr):
+    """Rows of x of an expert's pairs -> SORTED [T k, K] from row `before` on."""
+    tl.debug_barrier()  # other threads have stored the pairs
+    for start in range(0, count, AT_ONCE):
+        r = start + tl.arange(0, AT_ONCE)
+        pair = tl.load(PAIRS + r, mask=r < count, other=0, cache_modifier=".cg")
+        read = X + (pair // TOP_K).to(tl.int64)[:, None] * x_row
+        written = SORTED + (before + r).to(tl.int64)[:, None] * K
+        for column in range(0, K, COLUMNS):
+            k = (column + tl.arange(0, COLUMNS))[None, :]
+            mask = (r < count)[:, None] & (k < K)
+            tl.store(written + k, tl.load(read + k, mask=mask), mask=mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +100,10 @@ class AlignedPairs:
     tiles: Tensor  # [most] int32: expert + MAX_EXPERTS * number of the tile among the expert's
     num_tiles: Tensor  # [1] int32
     arrivals: Tensor  # int32 zeros
+    # Of sorted rows, or None:
+    rows: Tensor | None = None  # [T k, K]: rows of x by expert
+    tile_rows: Tensor | None = None  # [most] int32: a tile's first of them
+    tile_counts: Tensor | None = None  # [most] int32: how many of them it has
 
     @property
     def most_tiles(self) -> int:
@@ -80,22 +111,31 @@ class AlignedPairs:
         return len(self.tiles)
 
 
-def align(ids: Tensor, num_experts: int, rows: int, num_arrivals: int) -> AlignedPairs:
+def align(
+    ids: Tensor, num_experts: int, rows: int, num_arrivals: int, x: Tensor | None = None
+) -> AlignedPairs:
     """ids [T, k] int32, different ones in a row -> the tiles of at most `rows` pairs.
 
     num_arrivals: how many zeros to write
+    x: [T, K], whose rows are to be sorted
     """
     (tokens, top_k), device = ids.shape, ids.device
     num_pairs = tokens * top_k
     most = min(num_pairs, num_pairs // rows + num_experts)
-    sizes = (num_experts * tokens, num_experts, most, 1, num_arrivals)
+    listed = 0 if x is None else most
+    sizes = (num_experts * tokens, num_experts, most, 1, num_arrivals, listed, listed)
     parts = torch.empty(sum(sizes), dtype=torch.int32, device=device).split(sizes)
-    found = AlignedPairs(parts[0].view(num_experts, tokens), *parts[1:])
+    sorted_rows = None if x is None else x.new_empty(num_pairs, x.shape[1])
+    found = AlignedPairs(
+        parts[0].view(num_experts, tokens), *parts[1:5], sorted_rows,
+        *((None, None) if x is None else parts[5:]),
+    )  # fmt: skip
     step = min(STEP, max(128, triton.next_power_of_2(num_pairs)))
     _align[(num_experts,)](
         ids, found.pairs, found.counts, found.tiles, found.num_tiles, found.arrivals,
-        workspace(device)[1], num_pairs, tokens, num_arrivals, E=num_experts,
-        BLOCK_E=triton.next_power_of_2(num_experts), ROWS=rows, STEP=step,
-        num_warps=8 if step >= 2048 else 4, **dependent_launch(device),
+        workspace(device)[1], num_pairs, tokens, num_arrivals, x, sorted_rows, found.tile_rows,
+        found.tile_counts, 0 if x is None else x.shape[1], 0 if x is None else x.stride(0),
+        E=num_experts, BLOCK_E=triton.next_power_of_2(num_experts), ROWS=rows, STEP=step,
+        TOP_K=top_k, num_warps=8 if step >= 2048 else 4, **dependent_launch(device),
     )  # fmt: skip
     return found

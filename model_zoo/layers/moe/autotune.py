@@ -14,7 +14,7 @@ from torch import nn
 
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.moe.experts import Experts
-from model_zoo.layers.moe.tiles import BUCKETS, ExpertTiles, candidates
+from model_zoo.layers.moe.tiles import BUCKETS, Tiles, candidates
 from model_zoo.quantization.weight_scheme import WeightScheme
 
 BETTER = 0.98  # of the time of the first candidate: a smaller gain may be noise
@@ -49,7 +49,7 @@ class ExpertsKey:
 
 
 # Microseconds of each of some tiles, for a number of tokens, over the experts of the layers.
-Times = Callable[[Sequence[Experts], Sequence[ExpertTiles], int], Sequence[float]]
+Times = Callable[[Sequence[Experts], Sequence[Tiles], int], Sequence[float]]
 
 
 def autotune_experts(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
@@ -69,9 +69,7 @@ def autotune_experts(model: nn.Module, *, seconds: float = 1.5, file: Path | Non
     file = autotune_cache.chosen_file() if file is None else file
     environment_key = autotune_cache.environment_key(device)
     known = autotune_cache.read_choices(file, environment_key)
-    choices = {
-        key: found for key in layers if isinstance(found := known.get(str(key)), ExpertTiles)
-    }
+    choices = {key: found for key in layers if isinstance(found := known.get(str(key)), Tiles)}
     missing = {key: found for key, found in layers.items() if key not in choices}
     made = choose(missing, times, seconds)
     if made:
@@ -119,10 +117,10 @@ def layers_by_key(model: nn.Module) -> dict[ExpertsKey, list[Experts]]:
 
 def choose(
     layers: Mapping[ExpertsKey, Sequence[Experts]], times: Times, seconds: float
-) -> dict[ExpertsKey, ExpertTiles]:
+) -> dict[ExpertsKey, Tiles]:
     """The fastest tiles for each key within the time limit; the first unless clearly slower."""
     began = time.monotonic()
-    made: dict[ExpertsKey, ExpertTiles] = {}
+    made: dict[ExpertsKey, Tiles] = {}
     for key, found in layers.items():
         if time.monotonic() - began > seconds:
             late = len(layers) - len(made)
@@ -139,10 +137,10 @@ def choose(
 
 
 def use(
-    layers: Mapping[ExpertsKey, Sequence[Experts]], choices: Mapping[ExpertsKey, ExpertTiles]
+    layers: Mapping[ExpertsKey, Sequence[Experts]], choices: Mapping[ExpertsKey, Tiles]
 ) -> None:
     """Set the chosen tiles in the experts."""
-    by_layer: dict[Experts, dict[int, ExpertTiles]] = defaultdict(dict)
+    by_layer: dict[Experts, dict[int, Tiles]] = defaultdict(dict)
     for key, tiles in choices.items():
         for experts in layers[key]:
             by_layer[experts][key.tokens] = tiles

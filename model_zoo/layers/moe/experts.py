@@ -12,7 +12,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.activation import activate
 from model_zoo.layers.moe.expert_stack import ExpertProjection, ExpertStack
-from model_zoo.layers.moe.tiles import ExpertTiles, TilesByTokens
+from model_zoo.layers.moe.tiles import Tiles, TilesByTokens
 from model_zoo.moe_config import MoEConfig
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
@@ -150,7 +150,7 @@ class Experts(nn.Module):
                 found[f"{whole}_bias"] = _stacked(stack, stack.bias, split, False)
         return found
 
-    def use_tiles(self, tiles: Mapping[int, ExpertTiles], *, batch_invariant: bool = False) -> None:
+    def use_tiles(self, tiles: Mapping[int, Tiles], *, batch_invariant: bool = False) -> None:
         """Set the kernels' tiles for numbers of tokens, as TilesByTokens.set.
 
         batch_invariant: they have one order of summation, and none is autotuned
@@ -158,7 +158,7 @@ class Experts(nn.Module):
         self.is_batch_invariant = batch_invariant
         self._tiles.set(tiles)
 
-    def tiles_of(self, tokens: int) -> ExpertTiles:
+    def tiles_of(self, tokens: int) -> Tiles:
         """The tiles for so many tokens."""
         return self._tiles.of(tokens, self)
 

@@ -1,4 +1,4 @@
-"""run_experts: the experts' kernels for any number of tokens: at most three launches."""
+"""run_experts: the experts' kernels for any number of tokens: at most four launches."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.expert_tile import weight_arguments
 from model_zoo.layers.moe.few_tokens import _few_down, _few_gate_up
 from model_zoo.layers.moe.grouped import GROUP_M, _grouped_down, _grouped_gate_up
-from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile
+from model_zoo.layers.moe.hopper.run import run_hopper
+from model_zoo.layers.moe.hopper.tiles import HopperTiles
+from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile, Tiles
 from model_zoo.moe_config import Activation
 
 
@@ -31,7 +33,7 @@ class StackedExperts(Protocol):
     down: ExpertStack
     is_batch_invariant: bool
 
-    def tiles_of(self, tokens: int) -> ExpertTiles: ...
+    def tiles_of(self, tokens: int) -> Tiles: ...
 
 
 def run_experts(
@@ -41,7 +43,7 @@ def run_experts(
     weights: Tensor,
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
-    tiles: ExpertTiles | None = None,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """As Experts.forward.  tiles: instead of those of Experts.tiles_of.
 
@@ -55,6 +57,8 @@ def run_experts(
     assert ids.is_contiguous() and weights.is_contiguous() and x.stride(1) == 1
     assert shared is None or shared.is_contiguous()
     tiles = tiles or experts.tiles_of(tokens)
+    if isinstance(tiles, HopperTiles):
+        return run_hopper(experts, x, ids, weights, shared, shared_gate, tiles)
     few = tokens <= FEW and not experts.is_batch_invariant
     run = _few if few else _grouped
     return run(experts, x, ids, weights, shared, shared_gate, tiles)

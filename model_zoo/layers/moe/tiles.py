@@ -6,9 +6,14 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
+
+from model_zoo.layers.moe.hopper.tiles import HopperTiles, hopper_candidates
+
+if TYPE_CHECKING:
+    from model_zoo.layers.moe.expert_stack import ExpertStack
 
 # From the first number of tokens to the largest of FEW, no tokens are sorted: few_tokens.py.
 FEW = 8
@@ -58,12 +63,17 @@ class ExpertTiles:
         return ProductTile(self.down_outputs, self.down_columns, self.down_warps, self.down_stages)
 
 
+Tiles = ExpertTiles | HopperTiles
+
+
 class ExpertShape(Protocol):
     """What the choice of tiles needs to know of Experts."""
 
     num_experts: int
     top_k: int
     is_batch_invariant: bool
+    gate_up: ExpertStack
+    down: ExpertStack
 
     @property
     def device(self) -> torch.device: ...
@@ -79,14 +89,14 @@ class TilesByTokens:
     """The tiles for each number of tokens: tuned ones, or the first of candidates()."""
 
     def __init__(self) -> None:
-        self._tiles: dict[int, ExpertTiles] = {}
+        self._tiles: dict[int, Tiles] = {}
 
-    def set(self, tiles: Mapping[int, ExpertTiles]) -> None:
+    def set(self, tiles: Mapping[int, Tiles]) -> None:
         """Tiles by the largest number of tokens that they are for, of BUCKETS."""
         assert set(tiles) <= set(BUCKETS)
         self._tiles = dict(tiles)
 
-    def of(self, tokens: int, shape: ExpertShape) -> ExpertTiles:
+    def of(self, tokens: int, shape: ExpertShape) -> Tiles:
         place = bisect_left(BUCKETS, tokens)
         found = self._tiles.get(BUCKETS[place]) if place < len(BUCKETS) else None
         return found or candidates(tokens, shape)[0]
@@ -175,8 +185,22 @@ def is_hopper(device: torch.device) -> bool:
     return device.type != "cuda" or torch.cuda.get_device_capability(device) == (9, 0)
 
 
-def candidates(tokens: int, shape: ExpertShape) -> tuple[ExpertTiles, ...]:
+def candidates(tokens: int, shape: ExpertShape) -> tuple[Tiles, ...]:
     """What to time for so many tokens, the default first."""
+    found = _plain_candidates(tokens, shape)
+    if shape.is_float32 or shape.is_batch_invariant or not _runs_hopper_kernels(shape.device):
+        return found
+    processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
+    sizes = processors, tokens, shape.top_k, shape.num_experts
+    return (*found, *hopper_candidates(*sizes, shape.gate_up, shape.down))
+
+
+def _runs_hopper_kernels(device: torch.device) -> bool:
+    return device.type == "cuda" and is_hopper(device)
+
+
+def _plain_candidates(tokens: int, shape: ExpertShape) -> tuple[ExpertTiles, ...]:
+    """Those of plain Triton."""
     if shape.is_float32:
         return (FLOAT32,)
     each = tokens * shape.top_k / shape.num_experts  # tokens of an expert, if all get as many

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -10,11 +11,13 @@ from torch import Tensor
 from model_zoo.layers.gemm.timing import replayed_us, side_stream
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.run import run_experts
-from model_zoo.layers.moe.tiles import ExpertTiles
+from model_zoo.layers.moe.tiles import Tiles
 
 CALLS, REPLAYS = 6, 4
 MANY, MANY_CALLS = 256, 3  # tokens from which fewer calls suffice
 TOO_SLOW = float("inf")
+LARGEST_ERROR = 1 / 16  # of an output's norm; roundings of inner values change it by 1 / 100
+log = logging.getLogger(__name__)
 
 
 class ExpertsTimer:
@@ -33,32 +36,36 @@ class ExpertsTimer:
         self._ones = torch.ones(experts.hidden, dtype=dtype, device=device)
         self._routings = [random_routing(experts, tokens, device) for _ in range(self._calls)]
 
-    def run(self, call: int, tiles: ExpertTiles) -> Tensor:
+    def run(self, call: int, tiles: Tiles) -> Tensor:
         ids, weights = self._routings[call]
         experts = self._layers[call % len(self._layers)]
         return run_experts(experts, self._x, ids, weights, tiles=tiles)
 
-    def microseconds(self, candidates: Sequence[ExpertTiles]) -> list[float]:
+    def microseconds(self, candidates: Sequence[Tiles]) -> list[float]:
         """Median time of a layer with each candidate; infinite for one that the device is too
-        small for."""
+        small for, or whose output is not that of the first."""
         from triton.runtime.errors import OutOfResources
 
         device = self._x.device
         stream = side_stream(device)
         stream.wait_stream(torch.cuda.current_stream())
         graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        expected: Tensor | None = None
         with torch.cuda.stream(stream):
+            self._x.copy_(self._source)
             for place, tiles in enumerate(candidates):
                 try:
-                    self.run(0, tiles)  # compiles
+                    output = self.run(0, tiles).float()  # compiles
                 except OutOfResources:
                     continue
-                graphs[place] = self._captured(tiles)
+                expected = output if expected is None else expected
+                if is_right(output, expected, tiles):
+                    graphs[place] = self._captured(tiles)
             found = replayed_us(list(graphs.values()), self._calls, REPLAYS)
         times = dict(zip(graphs, found, strict=True))
         return [times.get(place, TOO_SLOW) for place in range(len(candidates))]
 
-    def _captured(self, tiles: ExpertTiles) -> torch.cuda.CUDAGraph:
+    def _captured(self, tiles: Tiles) -> torch.cuda.CUDAGraph:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
         graph = torch.cuda.CUDAGraph()
@@ -70,6 +77,18 @@ class ExpertsTimer:
         return graph
 
 
+def is_right(output: Tensor, expected: Tensor, tiles: Tiles) -> bool:
+    """Whether the output is that of the first tiles; a warning if it is not."""
+    off = float((output - expected).norm() / expected.norm().clamp(min=1e-30))
+    if off <= LARGEST_ERROR:
+        return True
+    log.warning(
+        "%s is not used: its output differs from that of the first tiles by %.0f %%",
+        tiles, 100 * off,
+    )  # fmt: skip
+    return False
+
+
 def random_routing(experts: Experts, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """-> (ids [T, k] int32, different ones in a row; weights [T, k] float32)."""
     scores = torch.rand(tokens, experts.num_experts, device=device)
@@ -77,7 +96,7 @@ def random_routing(experts: Experts, tokens: int, device: torch.device) -> tuple
     return ids, torch.full(ids.shape, 1 / experts.top_k, device=device)
 
 
-def times(layers: Sequence[Experts], candidates: Sequence[ExpertTiles], tokens: int) -> list[float]:
+def times(layers: Sequence[Experts], candidates: Sequence[Tiles], tokens: int) -> list[float]:
     """Microseconds of each candidate for so many tokens, over the experts of all layers."""
     if len(candidates) == 1:
         return [0.0]

@@ -1,11 +1,11 @@
-"""PTX that converts a word of packed codes to weights of 16 bits, for convert_hopper.py.
+"""PTX that converts a word of packed codes to weights of 16 bits, for hopper/convert.py.
 
 Weights are exact, but for the factor that SCALED_DOWN undoes:
 
     int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1
     int8   code - zero, alike
     fp8    the code's bits in the exponent and mantissa of a subnormal, times 2^120 (fp16: 2^8)
-    fp4    alike, times 2^126 (fp16: 2^14), and times the scale where one has 16 columns
+    fp4    alike, times 2^126 (fp16: 2^14), and times the scale where factors() says so
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 from model_zoo.layers.quantized_gemm.packed_weight import FP4_POSITIONS
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
 
-# The factor by which weights are too small where scales of 16 columns are multiplied into them, so
-# that the product stays in range.  A scale's code is its exponent + 10 in 5 bits and 3 bits of
-# mantissa (packed_weight.py).
+# The factor by which weights are too small where scales are multiplied into them, so that the
+# product stays in range.  The code of a scale of 16 columns is its exponent + 10 in 5 bits and 3
+# bits of mantissa, that of 32 columns its exponent + 127 (packed_weight.py).
 SCALED_DOWN = {"bf16": 2.0**19, "fp16": 2.0**5}
 
 _AND_OR, _AND_XOR = "0xEA", "0x6A"  # lop3's tables of (a & b) | c and (a & b) ^ c
@@ -78,10 +78,10 @@ def _fp8(dtype: str) -> str:
     return _asm(lines, ["p0", "p1"])
 
 
-def _fp4(dtype: str, scaled: bool) -> str:
-    """scaled: $9 is the factor of the first two pairs, $10 of the others, in both halves."""
+def _fp4(dtype: str, scales: int) -> str:
+    """scales: 1: $9 is the factor, in both halves; 2: of the first two pairs, and $10 of others."""
     targets, factor = {"bf16": ((6, 7, 8, 15), "7E80"), "fp16": ((9, 10, 11, 15), "7400")}[dtype]
-    lines = [] if scaled and dtype == "bf16" else [f"mov.b32 s3, 0x{factor}{factor};"]
+    lines = [] if scales and dtype == "bf16" else [f"mov.b32 s3, 0x{factor}{factor};"]
     for i, positions in enumerate(FP4_POSITIONS):
         masks: dict[int, int] = {}  # of the bits that a rotation brings to their place
         for position, target in zip(positions, targets, strict=True):
@@ -95,10 +95,10 @@ def _fp4(dtype: str, scaled: bool) -> str:
                 if number
                 else f"and.b32 p{i}, {source}, 0x{mask:08X};"
             ]
-        if not (scaled and dtype == "bf16"):
+        if not (scales and dtype == "bf16"):
             lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, s3;"]
-        if scaled:
-            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {'$9' if i < 2 else '$10'};"]
+        if scales:
+            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {'$9' if i < 2 or scales == 1 else '$10'};"]
     return _asm(lines, ["p0", "p1", "p2", "p3"])
 
 
@@ -118,8 +118,18 @@ class Conversion(NamedTuple):
     constraints: str
 
 
-def conversion(kind: CodeKind, dtype: str, zeros: bool, scaled: bool) -> Conversion:
-    """dtype: "bf16" or "fp16"; zeros: zero points are given; scaled: scales of 16 columns are."""
+def factors(kind: CodeKind, dtype: str, column_group: int) -> int:
+    """Scales that are multiplied into the weights of a word: those of fp4, where that is exact.
+
+    Those of 32 columns, any powers of two, are out of the range of fp16.
+    """
+    if kind != "fp4":
+        return 0
+    return 2 if column_group == 16 else int(dtype == "bf16")
+
+
+def conversion(kind: CodeKind, dtype: str, zeros: bool, scales: int) -> Conversion:
+    """dtype: "bf16" or "fp16"; zeros: zero points are given; scales: of factors()."""
     if kind == "int4":
         ptx = _int4(dtype, zeros)
     elif kind == "int8":
@@ -127,6 +137,6 @@ def conversion(kind: CodeKind, dtype: str, zeros: bool, scaled: bool) -> Convers
     elif kind == "fp8":
         ptx = _fp8(dtype)
     else:
-        ptx = _fp4(dtype, scaled)
-    inputs = 1 + zeros + 2 * scaled
+        ptx = _fp4(dtype, scales)
+    inputs = 1 + zeros + scales
     return Conversion(ptx, ",".join(["=h"] * (32 // BITS[kind]) + ["r"] * inputs))

@@ -28,6 +28,8 @@ WORDS = 16  # in a block
 # brings them to the places that they have in a bf16, seven bits between exponent and sign.
 FP4_POSITIONS = ((0, 1, 10, 9), (2, 3, 4, 11), (6, 7, 8, 15), (12, 13, 14, 21))
 E5M3_BIAS = 10
+# Of e8m0, 2^20: larger scales do not fit the factors of hopper/scales.py.
+LARGEST_E8M0 = 147
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +115,11 @@ def pack(weight: QuantizedWeight) -> PackedWeight:
         codes = codes * spread[:, : codes.shape[1]]
     elif weight.kind == "fp4":
         scales = scales.view(torch.uint8)
+        if (scales > LARGEST_E8M0).any():
+            raise ValueError(
+                "a scale of an mxfp4 weight is above 2^20 or not a number: the checkpoint is "
+                "damaged, or its scales are not of the type e8m0"
+            )
     together = scales_together(weight.row_group, weight.column_group)
     return PackedWeight(
         kind=weight.kind,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from model_zoo.layers.gemm.implementations import (
@@ -14,15 +13,18 @@ from model_zoo.layers.gemm.implementations import (
     block_m,
     workspace,
 )
-from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion
 from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
+from model_zoo.layers.quantized_gemm.hopper.arguments import (
+    SYNC_ROWS,
+    format_arguments,
+    four_together,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
 SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
-NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class SkinnyQuantizedGemm:
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
     x_stages: int = 3  # units of x in flight, which come from L2; at most stages
-    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM
+    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM; 80: three
+    sync: bool = False  # products by mma.sync instead of wgmma
 
     @property
     def fold(self) -> int:
@@ -65,6 +68,7 @@ class SkinnyQuantizedGemm:
             and self.block_k // self.fold % chunk == 0
             and self.fold * height <= 2 * MAX_ROWS
             and blocks % self.split_units == 0
+            and not (self.sync and (self.fold > 1 or height > SYNC_ROWS))
         )
 
     def shared_bytes(self, rows: int, bits: int) -> int:
@@ -94,34 +98,19 @@ class SkinnyQuantizedGemm:
         bits, fold, groups = BITS[weight.kind], self.fold, self.groups
         columns, k_blocks = self.block_k // fold, -(-inputs // self.block_k)
         units = -(-outputs // self.block_n) * k_blocks
-        by_row = weight.row_group == 1 and weight.column_group >= inputs
-        scales = weight.scales
-        per_block = 0 if by_row else scales.shape[2] if scales.ndim == 3 else 1
-        row_scales = weight.scales if by_row else weight.row_scales
-        scaled, dtype = weight.column_group == 16, NAMES[x.dtype]
-        converted = conversion(weight.kind, dtype, weight.zeros is not None, scaled)
-        swizzle = 64 if per_block == 4 else 128  # a step's columns of x, or more, lie together
+        found = format_arguments(weight, x.dtype, inputs, self.sync)
+        row_scales = weight.scales if found.by_row else weight.row_scales
         parts, arrived = workspace(x.device)
         _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight.words, [self.block_n, columns * bits // 32]),
-            tma_desc(x, [height, columns], swizzle), _four_together(scales),
-            None if weight.zeros is None else _four_together(weight.zeros), row_scales, parts,
-            arrived, out, bias, rows, outputs, k_blocks, self.split_units,
-            -(-inputs // BLOCK), PTX=converted.ptx, CONSTRAINTS=converted.constraints,
-            DTYPE=dtype, BITS=bits, PER_BLOCK=per_block, ROW_GROUP=weight.row_group,
-            FACTOR=SCALED_DOWN[dtype] if scaled else 1.0, FOLD=fold, GROUPS=groups,
-            STAGES=self.stages, X_STAGES=self.x_stages, SWIZZLE=swizzle,
-            REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4, maxnreg=self.registers,
-            **dependent_launch(x.device),
+            tma_desc(x, [height, columns], found.swizzle),
+            four_together(weight.scales, found.per_block),
+            four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
+            rows, outputs, k_blocks, self.split_units, -(-inputs // BLOCK), **found.constants,
+            FOLD=fold, GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages,
+            SWIZZLE=found.swizzle, REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4,
+            maxnreg=self.registers, **dependent_launch(x.device),
         )  # fmt: skip
-
-
-def _four_together(scales: Tensor) -> Tensor:
-    """Scales or zero points as the kernel takes them: bytes as int32, if a row has 4 or 8."""
-    if scales.element_size() > 1:
-        return scales
-    whole = scales.ndim == 3 and scales.shape[2] % 4 == 0
-    return scales.view(torch.int32 if whole else torch.uint8)
 
 
 def multiplies(weight: WeightScheme | PackedWeight, inputs: int) -> bool:

@@ -17,6 +17,7 @@ class Ring(NamedTuple):
     stages: int
     x_stages: int
     resident: int = 1  # programs that fit an SM
+    sync: bool = False
 
 
 # By bits of a code and the largest number of rows.  As many bytes of a weight row are twice the
@@ -25,13 +26,17 @@ class Ring(NamedTuple):
 RINGS = {
     4: {
         8: (
-            Ring(64, 1024, 5, 3),
-            Ring(64, 512, 5, 3, 2),
-            Ring(128, 512, 5, 3),
+            Ring(64, 512, 5, 3, 2, sync=True),
+            Ring(64, 1024, 5, 3, sync=True),
+            Ring(64, 512, 3, 2, 3, sync=True),
+            Ring(128, 512, 5, 3, sync=True),
+            Ring(64, 512, 3, 2, 3),
             Ring(16, 2048, 6, 3),
         ),
         16: (
-            Ring(64, 512, 6, 3),
+            Ring(64, 512, 4, 2, 2, sync=True),
+            Ring(64, 512, 6, 3, sync=True),
+            Ring(128, 512, 5, 3, sync=True),
             Ring(64, 512, 4, 2, 2),
             Ring(128, 512, 5, 3),
             Ring(32, 1024, 5, 3),
@@ -41,13 +46,17 @@ RINGS = {
     },
     8: {
         8: (
-            Ring(64, 512, 5, 3),
+            Ring(64, 256, 5, 3, 2, sync=True),
+            Ring(64, 512, 5, 3, sync=True),
+            Ring(64, 256, 3, 2, 3, sync=True),
+            Ring(128, 256, 5, 3, sync=True),
             Ring(64, 256, 5, 3, 2),
-            Ring(128, 256, 5, 3),
             Ring(16, 1024, 8, 3),
         ),
         16: (
-            Ring(64, 512, 5, 3),
+            Ring(64, 256, 5, 3, 2, sync=True),
+            Ring(64, 512, 5, 3, sync=True),
+            Ring(128, 256, 5, 3, sync=True),
             Ring(64, 256, 5, 3, 2),
             Ring(128, 256, 5, 3),
             Ring(32, 512, 8, 3),
@@ -73,15 +82,16 @@ def skinny_candidates(
 def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[SkinnyQuantizedGemm]:
     """With tiles split among programs; and with whole tiles if that keeps most programs busy."""
     programs = processors * ring.resident
-    registers = 168 if ring.resident == 1 else 128
+    registers = {1: 168, 2: 128, 3: 80}[ring.resident]
     tiles, blocks = math.ceil(outputs / ring.block_n), math.ceil(inputs / ring.block_k)
     waves = math.ceil(tiles / programs)
     used = math.ceil(tiles / waves)
 
     def gemm(programs: int, split_units: int) -> SkinnyQuantizedGemm:
         return SkinnyQuantizedGemm(
-            ring.block_n, ring.block_k, ring.stages, programs, split_units, ring.x_stages, registers
-        )
+            ring.block_n, ring.block_k, ring.stages, programs, split_units, ring.x_stages,
+            registers, ring.sync,
+        )  # fmt: skip
 
     found = [gemm(programs, 1)] if ring.block_n >= 64 else []
     if tiles >= 0.8 * waves * programs or ring.block_n < 64:

@@ -145,11 +145,18 @@ def _tool(tool: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-def compiled(call: Callable[[], None], capability: int = 90) -> list[dict[str, Any]]:
-    """What `call` would launch, each kernel once, in the order of their first launches."""
+def compiled(
+    call: Callable[[], None], capability: int = 90, every: bool = False
+) -> list[dict[str, Any]]:
+    """What `call` would launch, each kernel once, in the order of their first launches.
+
+    every: each launch, where kernels of one name differ by constants
+    """
     fake = CompileOnly(capability)
     driver.set_active(fake)
     call()
+    if every:
+        return [describe(*launch) for launch in fake.launched]
     kernels = {name: describe(name, *rest) for name, *rest in fake.launched}
     return list(kernels.values())
 
@@ -158,15 +165,19 @@ if __name__ == "__main__":
     from attention.common import dependent_launch
     from model_zoo.layers.moe import tiles
     from tests.support.delta_net.shipped_delta_net import DELTA_NET
-    from tests.support.kernels.shipped_experts import EXPERTS
+    from tests.support.kernels.shipped_experts import EXPERTS, HOPPER_EXPERTS
     from tests.support.kernels.shipped_kernels import SHIPPED
     from tests.support.kernels.shipped_quantized import QUANTIZED
 
     calls = SHIPPED | QUANTIZED | EXPERTS | DELTA_NET
+    calls |= {name: call for name, (_, call) in HOPPER_EXPERTS.items()}
     names = sys.argv[1:] or list(SHIPPED)
     capability = 80 if names[0] == "--ampere" else 90
     # On Hopper kernels are launched one before the other has ended.
     dependent_launch.can_depend = lambda device: capability >= 90
     tiles.is_hopper = lambda device: capability == 90
     names = [name for name in names if name != "--ampere"]
-    json.dump({name: compiled(calls[name], capability) for name in names}, sys.stdout)
+    found = {
+        name: compiled(calls[name], capability, every=name in HOPPER_EXPERTS) for name in names
+    }
+    json.dump(found, sys.stdout)

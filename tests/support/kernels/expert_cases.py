@@ -109,14 +109,14 @@ def routing(kind: str, tokens: int, experts: Experts) -> tuple[Tensor, Tensor]:
 def exactly(experts: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
     """Their output [T, H] float64, with inner values that are not rounded."""
     first, second = experts.gate_up, experts.down
-    out = torch.zeros(len(x), experts.hidden, dtype=torch.float64)
-    for token, row in enumerate(x.double().cpu()):
-        for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
-            inner = first.exact[expert] @ row
-            if first.bias is not None:
-                inner += first.bias[expert].double().cpu()
-            y = second.exact[expert] @ activate(inner[None], experts.activation)[0]
-            if second.bias is not None:
-                y += second.bias[expert].double().cpu()
-            out[token] += weight * y
-    return out
+    out = torch.zeros(len(x), experts.hidden, dtype=torch.float64, device=x.device)
+    for expert in ids.unique().tolist():
+        token, slot = (ids == expert).nonzero(as_tuple=True)
+        inner = x[token].double() @ first.exact[expert].to(x.device).T
+        if first.bias is not None:
+            inner += first.bias[expert].double()
+        y = activate(inner, experts.activation) @ second.exact[expert].to(x.device).T
+        if second.bias is not None:
+            y += second.bias[expert].double()
+        out[token] += weights[token, slot, None].double() * y
+    return out.cpu()

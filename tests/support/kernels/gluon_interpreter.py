@@ -182,9 +182,9 @@ def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Share
     bar.copied(desc.block_type.nbytes)
 
 
-def _multiply(a: Any, b: Shared, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
-    a = a.tensor if isinstance(a, Shared) else a
-    product = a.float() @ b.tensor.float()
+def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
+    a, b = (x.tensor if isinstance(x, Shared) else x for x in (a, b))
+    product = a.float() @ b.float()
     total = values(product + acc) if bool(use_acc) else values(product)
     return Token(total) if is_async else total
 
@@ -253,6 +253,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         zeros_like=torch.zeros_like,
         where=lambda which, a, b: torch.where(which, a, b),
         sum=lambda x, axis: x.sum(axis),
+        exp=torch.exp,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
         cdiv=lambda a, b: (a + b - 1) // b,
@@ -290,6 +291,7 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
     return {
         "triton.experimental": SimpleNamespace(gluon=gluon),
         "triton.experimental.gluon": gluon,
+        "triton.experimental.gluon.language.nvidia.ampere": SimpleNamespace(mma_v2=_multiply),
         "triton.experimental.gluon.language.nvidia.hopper": hopper,
         "triton.language.extra.cuda": SimpleNamespace(
             gdc_launch_dependents=nothing, gdc_wait=nothing

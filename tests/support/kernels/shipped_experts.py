@@ -7,6 +7,7 @@ from functools import partial
 
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.experts import ExpertNames, Experts
+from model_zoo.layers.moe.hopper.tiles import HopperTiles, hopper_candidates
 from model_zoo.layers.moe.router_kernel import route_tokens
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import INVARIANT, candidates
@@ -56,6 +57,21 @@ def call_experts(weights: str | None, tokens: int, index: int) -> None:
     run_experts(experts, x, ids, scores, x, x[:, 0], tiles)
 
 
+def hopper_tiles(weights: str | None, tokens: int) -> list[HopperTiles]:
+    """What an H100 tries."""
+    experts = experts_of(weights)
+    return hopper_candidates(
+        132, tokens, experts.top_k, experts.num_experts, experts.gate_up, experts.down
+    )
+
+
+def call_hopper(weights: str | None, tokens: int, tiles: HopperTiles) -> None:
+    experts = experts_of(weights)
+    ids = tensor(tokens, experts.top_k, dtype=INT32)
+    x, scores = tensor(tokens, experts.hidden), tensor(tokens, experts.top_k, dtype=FP32)
+    run_experts(experts, x, ids, scores, x, x[:, 0], tiles)
+
+
 def call_invariant(rows: int) -> None:
     experts = experts_of(None)
     experts.use_tiles({}, batch_invariant=True)
@@ -82,3 +98,9 @@ for weights in FORMATS:
         for index in range(len(candidates(tokens, experts_of(weights)))):
             name = f"experts {weights or 'bf16'} at {tokens}, {index}"
             EXPERTS[name] = partial(call_experts, weights, tokens, index)
+HOPPER_EXPERTS: dict[str, tuple[HopperTiles, Callable[[], None]]] = {}
+for weights in (None, "fp8 block", "mxfp4"):
+    for tokens in (1, 8, 128, 512):
+        for index, tiles in enumerate(hopper_tiles(weights, tokens)):
+            name = f"hopper experts {weights or 'bf16'} at {tokens}, {index}"
+            HOPPER_EXPERTS[name] = tiles, partial(call_hopper, weights, tokens, tiles)

@@ -58,11 +58,11 @@ def call_dequant_gemm(name: str, rows: int) -> None:
     split.run(tensor(rows, INPUTS), weight(name), tensor(OUTPUTS))
 
 
-def call_skinny(name: str, rows: int, block_n: int) -> None:
-    """The first candidate with tiles of so many weight rows."""
+def call_skinny(name: str, rows: int, block_n: int, sync: bool = False) -> None:
+    """The first candidate with tiles of so many weight rows, by mma.sync or by wgmma."""
     packed = weight(name)
     candidates = skinny_candidates(132, rows, OUTPUTS, INPUTS, BITS[packed.kind])
-    gemm = next(gemm for gemm in candidates if gemm.block_n == block_n)
+    gemm = next(gemm for gemm in candidates if (gemm.block_n, gemm.sync) == (block_n, sync))
     gemm.run(tensor(rows, INPUTS), packed, tensor(OUTPUTS))
 
 
@@ -86,6 +86,8 @@ for name in FORMATS:
     QUANTIZED[f"dequant_gemm {name}"] = partial(call_dequant_gemm, name, 64)
 for name in (*FORMATS, "mxfp4"):
     QUANTIZED[f"skinny {name} at 8"] = partial(call_skinny, name, 8, 64)
+    QUANTIZED[f"skinny {name} sync at 8"] = partial(call_skinny, name, 8, 64, True)
+    QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
 for name in ("int4 g128", "fp8 row"):
     QUANTIZED[f"skinny {name} folded"] = partial(call_skinny, name, 8, 16)

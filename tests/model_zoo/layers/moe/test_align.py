@@ -42,3 +42,25 @@ def test_experts_without_pairs_have_no_tile(device: str):
     found = align(ids, 6, 16, num_arrivals=0)
     assert found.counts.tolist() == [0, 0, 0, 20, 0, 0]
     assert int(found.num_tiles) == 2 and found.tiles[:2].tolist() == [3, MAX_EXPERTS + 3]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts", "rows"), [(2, 1, 4, 8), (21, 3, 7, 8), (40, 8, 8, 16)]
+)
+def test_rows_of_x_are_sorted_by_expert(
+    device: str, tokens: int, top_k: int, experts: int, rows: int
+):
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.rand(tokens, experts, generator=generator).topk(top_k).indices.int()
+    wide = torch.randn(tokens, 700, generator=generator).to(device)
+    x = wide[:, :600]
+    found = align(ids.to(device), experts, rows, 0, x)
+    order = ids.flatten().argsort(stable=True)
+    assert found.rows is not None and torch.equal(found.rows.cpu(), x.cpu()[order // top_k])
+    assert found.tile_rows is not None and found.tile_counts is not None
+    number = int(found.num_tiles)
+    first, counts = found.tile_rows[:number].tolist(), found.tile_counts[:number].tolist()
+    assert [sum(counts[:i]) for i in range(number)] == first and sum(counts) == tokens * top_k
+    for tile, row, count in zip(found.tiles[:number].tolist(), first, counts, strict=True):
+        mine = ids.flatten()[order[row : row + count]]
+        assert 1 <= count <= rows and (mine == tile % MAX_EXPERTS).all()

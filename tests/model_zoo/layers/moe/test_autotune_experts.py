@@ -15,8 +15,10 @@ from model_zoo.layers.gemm.implementations import CublasGemm
 from model_zoo.layers.moe import autotune as choosing
 from model_zoo.layers.moe.autotune import autotune_experts, choose, layers_by_key, use
 from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.hopper.tiles import HopperTiles
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import BUCKETS, FEW, ExpertTiles, candidates
+from model_zoo.layers.moe.timing import is_right
 from tests.support.kernels.expert_cases import exactly, make_experts, routing
 
 
@@ -85,6 +87,25 @@ def test_tiles_are_kept_in_the_file_of_the_gemms(tmp_path: Path):
     write_choices(file, "gpu, here", {"a layer": CublasGemm(), "some experts": tiles})
     assert read_choices(file, "gpu, here") == {"a layer": CublasGemm(), "some experts": tiles}
     assert any(path.name == "grouped.py" for path in sources())
+
+
+def test_tiles_whose_output_is_not_that_of_the_first_are_not_used(
+    caplog: pytest.LogCaptureFixture,
+):
+    tiles = candidates(1, some_experts())[0]
+    expected = torch.randn(3, 64)
+    assert is_right(expected * 1.01, expected, tiles) and not caplog.records
+    for wrong in (expected * 1.1, expected.flip(0), expected * float("nan")):
+        caplog.clear()
+        assert not is_right(wrong, expected, tiles)
+        assert "is not used: its output differs" in caplog.text
+
+
+def test_tiles_of_hopper_are_kept_in_the_file(tmp_path: Path):
+    file, tiles = tmp_path / "products.json", HopperTiles(16, 1, 264, 2, sync=True)
+    write_choices(file, "gpu, here", {"some experts": tiles})
+    assert read_choices(file, "gpu, here") == {"some experts": tiles}
+    assert {"kernel.py", "multiply.py"} <= {path.name for path in sources()}
 
 
 @pytest.mark.gpu

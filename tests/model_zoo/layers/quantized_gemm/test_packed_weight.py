@@ -98,6 +98,17 @@ def test_negative_scales_of_16_columns_are_refused(scale: float) -> None:
         pack(replace(weight, scales=scales.to(torch.float8_e4m3fn)))
 
 
+@pytest.mark.parametrize("code", [148, 255])
+def test_scales_of_32_columns_beyond_the_kernels_range_are_refused(code: int) -> None:
+    weight = quantized("mxfp4", 3, 128)
+    codes = weight.scales.view(torch.uint8).clone()
+    codes[1, 2] = 147
+    pack(replace(weight, scales=codes.view(torch.float8_e8m0fnu)))
+    codes[1, 2] = code
+    with pytest.raises(ValueError, match="above 2"):
+        pack(replace(weight, scales=codes.view(torch.float8_e8m0fnu)))
+
+
 def test_bytes_of_a_block_hold_each_column_once() -> None:
     columns = byte_columns(torch.device("cpu"))
     assert sorted(columns.tolist()) == list(range(64))

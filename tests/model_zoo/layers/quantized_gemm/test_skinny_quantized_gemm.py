@@ -24,6 +24,8 @@ SERVED = [name for name in KINDS if name != "int4 row zeros"]
 WHOLE = SkinnyQuantizedGemm(64, 256, 2, 1, split_units=3, x_stages=2)
 SPLIT = SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2)
 TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1)
+SYNC = SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2, sync=True)
+SYNC_TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1, sync=True)
 STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1)
 
 
@@ -33,7 +35,9 @@ def on_cpu() -> Iterator[None]:
     with interpreted(
         "_skinny_quantized_gemm",
         "model_zoo.layers.gemm.stream_k_hopper",
-        f"{folder}.convert_hopper",
+        f"{folder}.hopper.convert",
+        f"{folder}.hopper.scales",
+        f"{folder}.hopper.multiply",
         f"{folder}.skinny_hopper",
     ):
         yield
@@ -63,20 +67,22 @@ def check(gemm: SkinnyQuantizedGemm, x: Tensor, weight: QuantizedWeight, bias: T
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("dtype", [BF16, FP16])
-def test_products_of_every_kind_are_right(name: str, dtype: torch.dtype):
+@pytest.mark.parametrize("gemm", [SPLIT, SYNC], ids=["wgmma", "mma.sync"])
+def test_products_of_every_kind_are_right(gemm: SkinnyQuantizedGemm, name: str, dtype: torch.dtype):
     weight = quantized(name, 77, 640, scales=dtype)
-    check(SPLIT, numbers("cpu", dtype, 3, 640), weight, numbers("cpu", dtype, 77))
+    check(gemm, numbers("cpu", dtype, 3, 640), weight, numbers("cpu", dtype, 77))
 
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["int4 g32 zeros", "nvfp4", "fp8 block", "int8 row"])
-@pytest.mark.parametrize("gemm", [WHOLE, TWO_WARPGROUPS, STACKED], ids=str)
+@pytest.mark.parametrize("gemm", [WHOLE, TWO_WARPGROUPS, SYNC_TWO_WARPGROUPS, STACKED], ids=str)
 def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
     gemm: SkinnyQuantizedGemm, name: str
 ):
+    rows = 8 if gemm.fold > 1 else 16 if gemm.sync else 17
     check(
         gemm,
-        numbers("cpu", BF16, 17 if gemm.fold == 1 else 8, 640),
+        numbers("cpu", BF16, rows, 640),
         quantized(name, 150, 640),
         None,
     )

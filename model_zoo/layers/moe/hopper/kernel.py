@@ -1,0 +1,301 @@
+"""The two products of experts of few tokens on Hopper (sm_90), in Gluon.
+
+_experts_product: one warp loads, one or two warpgroups compute, as in quantized_gemm's
+skinny_hopper.py, but of whole tiles (tile_list.py) whose weights are those of an expert.
+  grid      as many programs as the device holds; each has the same number of tiles, or one more
+  SINGLE    one token: the list of tiles is its ids; otherwise align() has made one, and put the
+            rows of x in the order of the experts, so that a tile's rows are consecutive
+  GATED     the first product: tiles of 32 gates and their 32 ups for each warpgroup; writes inner
+            values in the order of the experts.  It waits for the preceding kernel first
+  else      the second: fills its ring of weights before it waits, by the list that was complete
+            when the first product began; writes the weighted output of each pair of a token and an
+            expert.  Of one token the last program to arrive at a tile adds those of the experts,
+            in their order; of several sum_pairs.py does
+  products  quantized_gemm/hopper/multiply.py; unquantized weights by wgmma from shared memory
+  reads     W [E * N, K], or its words; scales, zeros and row scales [E, ...]; bias [E, N] or None.
+            Rows of x that belong to no token of the expert are multiplied and not stored
+  bound     memory: the weights of the chosen experts
+  checked   tests/model_zoo/layers/moe/test_hopper_experts.py, interpreted and on a GPU
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from model_zoo.layers.moe.hopper.epilogue import (
+    add_pairs,
+    weighted,
+    write_inner,
+    write_pairs,
+)
+from model_zoo.layers.moe.hopper.tile_list import (
+    copy_rows,
+    copy_weights,
+    count_tiles,
+    entry,
+    first_row,
+    of_expert,
+    of_weights,
+)
+from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
+from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, sums_layout
+from model_zoo.layers.quantized_gemm.hopper.scales import (
+    HEIGHT,
+    SCALE_COLUMNS,
+    elements,
+    of_rows,
+)
+
+LOAD_REGISTERS = gl.constexpr(56)  # of the load warp's threads
+
+
+@gluon.jit
+def _load(
+    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES, TILE_ROWS,
+    NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
+    BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, SINGLE: gl.constexpr, GATED: gl.constexpr,
+    TOP_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The load warp."""
+    X_STAGES: gl.constexpr = rows.shape[0]
+    if DEPENDENT and GATED:
+        gdc_wait()
+        gdc_launch_dependents()
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
+    expert, row_tile = 0, 0
+    for i in range(gl.minimum(count, STAGES)):
+        if i % k_blocks == 0:
+            row_tile, expert = of_weights(TILES, i // k_blocks, row_tiles)
+        copy_weights(
+            w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, i % k_blocks, i, outputs,
+            inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
+        )  # fmt: skip
+    if DEPENDENT and not GATED:
+        gdc_launch_dependents()
+        gdc_wait()
+    row = 0
+    for i in range(gl.minimum(count, X_STAGES)):
+        if i % k_blocks == 0:
+            row = first_row(TILE_ROWS, i // k_blocks, row_tiles, SINGLE, GATED)
+        copy_rows(x_desc, rows, x_full, row, i % k_blocks, i)
+    for i in range(count - X_STAGES):
+        stage = i % STAGES
+        of_x, of_w = i + X_STAGES, i + STAGES
+        if of_x % k_blocks == 0:
+            row = first_row(TILE_ROWS, of_x // k_blocks, row_tiles, SINGLE, GATED)
+        if (of_w < count) & (of_w % k_blocks == 0):
+            row_tile, expert = of_weights(TILES, of_w // k_blocks, row_tiles)
+        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
+        copy_rows(x_desc, rows, x_full, row, of_x % k_blocks, of_x % X_STAGES)
+        if of_w < count:
+            copy_weights(
+                w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, of_w % k_blocks, stage,
+                outputs, inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _rows_of(row_tile, r, inner, outputs, GATED: gl.constexpr, GROUPS: gl.constexpr,
+             group: gl.constexpr):  # fmt: skip
+    """Rows r of a warpgroup's part of a tile -> rows of the expert's weight, all of which exist."""
+    if GATED:
+        HALF: gl.constexpr = HEIGHT // 2
+        gate = (row_tile * GROUPS + group) * HALF + r % HALF
+        n = gl.minimum(gate, inner - 1) + r // HALF * inner
+    else:
+        n = gl.minimum((row_tile * GROUPS + group) * HEIGHT + r, outputs - 1)
+    return n
+
+
+@gluon.jit
+def _of_unit(
+    SCALES, expert, row_tile, block, outputs, inner, scale_blocks,
+    BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, ROW_GROUP: gl.constexpr, GATED: gl.constexpr,
+    GROUPS: gl.constexpr, group: gl.constexpr,
+):  # fmt: skip
+    """A unit's scales, or zero points, of the warpgroup's rows."""
+    EACH: gl.constexpr = elements(SCALES.dtype.element_ty == gl.int32, PER_BLOCK)
+    layout: gl.constexpr = columns_layout(BLOCKS * EACH, EACH)
+    r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
+    n = _rows_of(row_tile, r, inner, outputs, GATED, GROUPS, group)
+    return of_rows(
+        of_expert(SCALES, expert, outputs, scale_blocks, PER_BLOCK, ROW_GROUP), n,
+        r * 0 + block * BLOCKS, outputs, scale_blocks, BLOCKS, EACH, ROW_GROUP,
+    )  # fmt: skip
+
+
+@gluon.jit
+def _compute(
+    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, BIAS, TILES, TILE_ROWS,
+    TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, tokens,
+    outputs, inner, k_blocks, row_tiles, scale_blocks, PTX: gl.constexpr,
+    CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr,
+    FACTORS: gl.constexpr, SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr,
+    ACTIVATION: gl.constexpr, SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr, group: gl.constexpr,
+):  # fmt: skip
+    """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
+    X_STAGES: gl.constexpr = rows.shape[0]
+    WIDTH: gl.constexpr = rows.shape[1]
+    BLOCKS: gl.constexpr = rows.shape[2] // SCALE_COLUMNS
+    layout: gl.constexpr = sums_layout(WIDTH, SYNC)
+    if DEPENDENT and GATED:
+        gdc_wait()
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
+    acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    scales, zeros = None, None
+    place, row_tile, expert, number = entry(TILES, 0, row_tiles)
+    expert = gl.where(count > 0, expert, 0)  # beyond the list is anything
+    if PER_BLOCK > 0:
+        scales = _of_unit(
+            SCALES, expert, row_tile, 0, outputs, inner, scale_blocks, BLOCKS,
+            PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+        )  # fmt: skip
+    if ZEROS is not None:
+        zeros = _of_unit(
+            ZEROS, expert, row_tile, 0, outputs, inner, scale_blocks, BLOCKS,
+            PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+        )  # fmt: skip
+    tile, block = 0, 0
+    for i in range(count):
+        stage = i % STAGES
+        next_block = block + 1
+        next_place, next_row_tile, next_expert, next_number = place, row_tile, expert, number
+        if next_block == k_blocks:
+            next_block = 0
+            tile += 1
+            if i + 1 < count:
+                next_place, next_row_tile, next_expert, next_number = entry(TILES, tile, row_tiles)
+        if PER_BLOCK > 0:
+            next_scales = _of_unit(
+                SCALES, next_expert, next_row_tile, next_block, outputs, inner,
+                scale_blocks, BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+            )  # fmt: skip
+        if ZEROS is not None:
+            next_zeros = _of_unit(
+                ZEROS, next_expert, next_row_tile, next_block, outputs, inner,
+                scale_blocks, BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+            )  # fmt: skip
+        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
+        w, x = weights.index(stage * GROUPS + group), rows.index(i % X_STAGES)
+        if BITS == 16:
+            acc = warpgroup_mma(w, x.permute((1, 0)), acc, is_async=True)
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
+        else:
+            acc = multiply(
+                acc, w, x, scales, zeros, PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS,
+                SYNC,
+            )  # fmt: skip
+        mbarrier.arrive(empty.index(stage), count=1)
+        if next_block == 0:
+            r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
+            n = _rows_of(row_tile, r, inner, outputs, GATED, GROUPS, group)
+            sums = weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR)
+            first = row_tile * GROUPS + group  # of the runs of rows of warpgroups
+            real = 1
+            if not SINGLE:
+                real = gl.load(TILE_COUNTS + place, cache_modifier=".cg")
+            if GATED:
+                row = place
+                if not SINGLE:
+                    row = gl.load(TILE_ROWS + place, cache_modifier=".cg")
+                write_inner(sums, OUT, row, real, first, inner, ACTIVATION)
+            else:
+                write_pairs(
+                    sums, PARTS, PAIRS, SCORES, place, expert, number, real, first, tokens,
+                    outputs, SINGLE,
+                )  # fmt: skip
+                if SINGLE:
+                    add_pairs(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, TOP_K)
+            acc = gl.zeros_like(acc)
+        place, row_tile, expert, number = next_place, next_row_tile, next_expert, next_number
+        block = next_block
+        if PER_BLOCK > 0:
+            scales = next_scales
+        if ZEROS is not None:
+            zeros = next_zeros
+
+
+@gluon.jit(do_not_specialize=["tokens", "k_blocks", "row_tiles", "scale_blocks"])
+def _experts_product(
+    w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, BIAS, TILES, TILE_ROWS, TILE_COUNTS, NUM_TILES,
+    PAIRS, SCORES, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, tokens, outputs, inner, k_blocks,
+    row_tiles, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
+    DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
+    SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, ACTIVATION: gl.constexpr,
+    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
+    STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr, REGISTERS: gl.constexpr,
+    DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    WIDTH: gl.constexpr = x_desc.block_type.shape[0]
+    COLUMNS: gl.constexpr = x_desc.block_type.shape[1]
+    weights = gl.allocate_shared_memory(
+        w_desc.dtype, [STAGES * GROUPS, HEIGHT, w_desc.block_type.shape[1]],
+        gl.NVMMASharedLayout(128, 16 if BITS == 16 else 32, 2),
+    )  # fmt: skip
+    rows = gl.allocate_shared_memory(
+        x_desc.dtype, [X_STAGES, WIDTH, COLUMNS], gl.NVMMASharedLayout(SWIZZLE, 16, 2)
+    )
+    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(w_full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=GROUPS)
+    for i in gl.static_range(X_STAGES):
+        mbarrier.init(x_full.index(i), count=1)
+    fence_async_shared()
+    BLOCKS: gl.constexpr = COLUMNS // SCALE_COLUMNS  # of scales in a unit
+    ASKED: gl.constexpr = PER_BLOCK if ROW_GROUP == 1 else 0  # few blocks' scales: L2 has them
+    if GROUPS == 1:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, BIAS, TILES,
+                    TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
+                    SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
+                    PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
+                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 0,
+                )),
+                (_load, (
+                    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES,
+                    TILE_ROWS, NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
+                    BLOCKS, ASKED, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT,
+                )),
+            ],
+            [1], [LOAD_REGISTERS],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (
+                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, BIAS, TILES,
+                    TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
+                    SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
+                    PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
+                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 0,
+                )),
+                (_compute, (
+                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, BIAS, TILES,
+                    TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
+                    SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
+                    PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
+                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 1,
+                )),
+                (_load, (
+                    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES,
+                    TILE_ROWS, NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
+                    BLOCKS, ASKED, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT,
+                )),
+            ],
+            [4, 1], [REGISTERS, LOAD_REGISTERS],
+        )  # fmt: skip

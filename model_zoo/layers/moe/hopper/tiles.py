@@ -1,0 +1,92 @@
+"""HopperTiles: the sizes of the Hopper kernels of experts, and which are tried."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from model_zoo.layers.moe.expert_stack import ExpertStack
+from model_zoo.layers.quantized_gemm.hopper.arguments import SYNC_ROWS
+from model_zoo.quantization.quantized_weight import BITS
+
+MOST_TOKENS = 512  # above, x is as large as the weights
+UNIT_BYTES = 16 << 10  # of a warpgroup
+HEIGHT = 64  # rows of W of a warpgroup
+MOST_STAGES = 8
+# Bytes of rings, by the programs that an SM holds; the rest is for barriers and the epilogue.
+SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
+REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """Of one product."""
+
+    columns: int  # of a unit
+    stages: int
+    x_stages: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopperTiles:
+    """kernel.py: compute capability 9.0."""
+
+    rows: int  # tokens of an expert in a tile, a power of two from 8 on
+    groups: int  # warpgroups that compute, 1 or 2
+    programs: int  # of the device
+    resident: int  # of an SM, 1 to 3
+    sync: bool = False  # products of packed weights by mma.sync
+
+    @property
+    def registers(self) -> int:
+        return REGISTERS[self.resident]
+
+    def ring(self, bits: int, inputs: int) -> Ring:
+        """For weights of so many bits and K = inputs: few columns beyond K, and wide units, of
+        which those of x take no more room than those of weights."""
+        widest = UNIT_BYTES * 8 // bits // HEIGHT
+        least = max(1024 // bits, widest // 4)
+        of_x = UNIT_BYTES * 2 // self.resident
+        sizes = [size for size in (widest, widest // 2, widest // 4) if size >= least]
+        sizes = [size for size in sizes if self.rows * size * 2 <= of_x] or sizes[-1:]
+        columns = min(sizes, key=lambda size: -(-inputs // size) * size)
+        x_stages = 3 if self.rows <= SYNC_ROWS and self.resident < 3 else 2
+        of_w = self.groups * HEIGHT * columns * bits // 8
+        room = SHARED_BYTES[self.resident] - x_stages * self.rows * columns * 2
+        return Ring(columns, min(MOST_STAGES, max(0, room) // of_w), x_stages)
+
+    def serves(self, tokens: int, gate_up: ExpertStack, down: ExpertStack) -> bool:
+        """Whether these experts of 16-bit values are multiplied for so many tokens."""
+        return tokens <= MOST_TOKENS and all(self._serves(stack) for stack in (gate_up, down))
+
+    def _serves(self, stack: ExpertStack) -> bool:
+        if stack.dtype.itemsize != 2 or stack.inputs % 8:  # rows of x are 16-byte aligned
+            return False
+        bits = 16
+        if stack.packed is not None:
+            from model_zoo.layers.quantized_gemm.skinny import multiplies
+
+            scheme = stack.packed.scheme
+            if not multiplies(scheme, stack.packed.columns):
+                return False
+            bits = BITS[scheme.kind]
+        elif self.sync:
+            return False
+        ring = self.ring(bits, stack.inputs)
+        return ring.stages >= ring.x_stages
+
+
+def hopper_candidates(
+    processors: int, tokens: int, top_k: int, experts: int, gate_up: ExpertStack, down: ExpertStack
+) -> list[HopperTiles]:
+    """What to try for so many tokens on a device of so many SMs."""
+    each = tokens * top_k / experts  # tokens of an expert, if all get as many
+    rows = next((rows for rows in (8, 16, 32) if rows >= 1.25 * each), 64)
+    if tokens == 1:
+        rows = 8
+    two, three = (rows, 1, 2 * processors, 2), (rows, 1, 3 * processors, 3)
+    large = rows, 2, processors, 1
+    found = [HopperTiles(*two), HopperTiles(*large)]
+    if gate_up.packed is not None and rows <= SYNC_ROWS:
+        found = [HopperTiles(*sizes, sync=True) for sizes in (two, three, large)]
+        found.append(HopperTiles(*three))
+    return [tiles for tiles in found if tiles.serves(tokens, gate_up, down)]

@@ -1,0 +1,1 @@
+"""Device functions of the Hopper kernels that read packed weights."""
