@@ -16,7 +16,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory.family_shapes import FAMILIES
+from benchmarks.shapes.published import FAMILIES
+from benchmarks.shapes.quantization import FP8, INT4, MXFP4
 from model_zoo.config import ModelConfig, read_config
 from runtime.config import ConfigError, EngineConfig
 from runtime.startup.fit_report import FitQuery, resolve_config, target_device
@@ -27,30 +28,6 @@ CARDS = (24, 48, 80, 140)  # GiB
 HEAD = "| model | parameters | active | weights | a token | " + " | ".join(
     f"{card} GiB" for card in CARDS
 )
-
-
-def _compressed(name: str, **weights: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": {"symmetric": True, **weights}}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": name,
-        "config_groups": {"group_0": group},
-        "ignore": ["lm_head"],
-    }
-
-
-# `quantization_config`: all linear layers but the head.
-FP8 = _compressed("float-quantized", num_bits=8, type="float", strategy="channel")
-INT4 = _compressed("pack-quantized", num_bits=4, type="int", strategy="group", group_size=128)
-MXFP4 = {
-    "quant_method": "mxfp4",
-    "modules_to_not_convert": [
-        "model.layers.*.self_attn",
-        "model.layers.*.mlp.router",
-        "model.embed_tokens",
-        "lm_head",
-    ],
-}
 
 
 def formats_of(name: str) -> tuple[dict[str, Any] | None, ...]:

@@ -2,6 +2,7 @@
 
     python -m benchmarks.server.bench_loads qwen3-8b qwen3-0.6b [--only c1,c32] [--out DIRECTORY]
     python -m benchmarks.server.bench_loads qwen3-8b --peer http://127.0.0.1:8000
+    python -m benchmarks.server.bench_loads qwen3-30b-a3b gpt-oss-20b --format mxfp4
 
 Fixed lengths, ignore-eos, greedy, closed loop, every prompt different.  With `--peer`, any server
 of OpenAI's API gets the same loads from the same client, right after ours has had them, and a row
@@ -27,7 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.schedule.device_model import DEVICES
-from benchmarks.shapes import write_model
+from benchmarks.shapes import SHAPES, write_model
+from benchmarks.shapes.published import BY_SLUG
+from benchmarks.shapes.quantization import FORMATS
 
 READY_SECONDS = 300.0
 
@@ -43,24 +46,26 @@ class LoadCase:
     prompts: int  # requests of all clients together
 
 
-LOADS = {
-    "qwen3-8b": (
-        LoadCase("c1", 1, 128, 256, 5),
-        LoadCase("c8", 8, 1024, 256, 40),
-        LoadCase("c32", 32, 1024, 256, 192),
-        LoadCase("c128", 128, 1024, 256, 640),
-        LoadCase("c256", 256, 1024, 256, 1024),
-        LoadCase("prefill", 32, 4096, 8, 160),
-        LoadCase("long", 8, 16_384, 128, 24),
-    ),
-    "qwen3-0.6b": (
-        LoadCase("c1", 1, 128, 256, 8),
-        LoadCase("c32", 32, 128, 128, 512),
-        LoadCase("c128", 128, 128, 128, 2048),
-        LoadCase("c256", 256, 128, 128, 4096),
-        LoadCase("c64", 64, 1024, 256, 384),
-    ),
-}
+USUAL = (
+    LoadCase("c1", 1, 128, 256, 5),
+    LoadCase("c8", 8, 1024, 256, 40),
+    LoadCase("c32", 32, 1024, 256, 192),
+    LoadCase("c128", 128, 1024, 256, 640),
+    LoadCase("c256", 256, 1024, 256, 1024),
+    LoadCase("prefill", 32, 4096, 8, 160),
+    LoadCase("long", 8, 16_384, 128, 24),
+)
+SMALL = (
+    LoadCase("c1", 1, 128, 256, 8),
+    LoadCase("c32", 32, 128, 128, 512),
+    LoadCase("c128", 128, 128, 128, 2048),
+    LoadCase("c256", 256, 128, 128, 4096),
+    LoadCase("c64", 64, 1024, 256, 384),
+)
+
+
+def loads_of(shape: str) -> tuple[LoadCase, ...]:
+    return SMALL if shape == "qwen3-0.6b" else USUAL
 
 
 @contextmanager
@@ -167,8 +172,9 @@ def run_load(load: LoadCase, url: str, peer: str, seed: int, out: Path, options:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shapes", nargs="+", choices=sorted(LOADS))
+    parser.add_argument("shapes", nargs="+", choices=sorted({*SHAPES, *BY_SLUG}), metavar="SHAPE")
     parser.add_argument("--only", default="", help="names of loads, with commas")
+    parser.add_argument("--format", choices=sorted(FORMATS), default=None, help="of weights")
     parser.add_argument("--layers", type=int, default=0, help="cut the model, to try this out")
     parser.add_argument("--port", type=int, default=8765)
     parser.add_argument("--out", type=Path, default=None, help="where figures and logs go")
@@ -194,7 +200,8 @@ def main() -> None:
         for shape in args.shapes:
             folder = out / shape
             folder.mkdir(parents=True, exist_ok=True)
-            model = write_model(shape, Path(temporary) / f"{shape}.model", layers=args.layers)
+            model = Path(temporary) / f"{shape}.model"
+            write_model(shape, model, layers=args.layers, quantization=args.format)
             options = ["--max-model-len", "32768", *args.serve.split()]
             if args.simulated:
                 options += ["--device", "cpu"]
@@ -203,7 +210,7 @@ def main() -> None:
                 of = " on a simulated device, which measures no GPU" if args.simulated else ""
                 print(f"{shape}{of}: ready after {ready:.1f} s\n{HEAD}", flush=True)
                 url = f"http://127.0.0.1:{args.port}"
-                for seed, load in enumerate(LOADS[shape], start=int(time.time()) % 100_000):
+                for seed, load in enumerate(loads_of(shape), start=int(time.time()) % 100_000):
                     if not selected or load.name in selected:
                         run_load(load, url, args.peer, seed, folder, args.bench.split())
 

@@ -60,7 +60,7 @@ class LayerShape:
 
 
 def shape_of(name: str) -> LayerShape:
-    """Of a model in benchmarks/shapes.py."""
+    """Of a model in benchmarks/shapes."""
     config = SHAPES[name]
     return LayerShape(
         name,
@@ -252,7 +252,7 @@ def print_variants(subject: LayerSubject, title: str, chained: Timer) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--tokens", default=",".join(map(str, TOKENS)), help="rows of a step")
-    parser.add_argument("--shapes", default="qwen3-8b,qwen3-0.6b", help="of benchmarks/shapes.py")
+    parser.add_argument("--shapes", default="qwen3-8b,qwen3-0.6b", help="of benchmarks/shapes")
     parser.add_argument("--tune", action="store_true", help="time every configuration")
     arguments = parser.parse_args()
     device = torch.device("cuda")

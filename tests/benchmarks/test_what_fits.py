@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from benchmarks.memory.family_shapes import FAMILIES
 from benchmarks.memory.what_fits import row
+from benchmarks.shapes import FAMILIES
 from tests.support.paths import ROOT
 
 TABLE = (ROOT / "docs" / "models.md").read_text("utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.memory.family_shapes import FAMILIES
+from benchmarks.shapes import FAMILIES
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
 from runtime.config import EngineConfig

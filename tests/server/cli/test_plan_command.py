@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.memory.family_shapes import FAMILIES
-from benchmarks.shapes import SHAPES
+from benchmarks.shapes import FAMILIES, SHAPES
 from model_zoo.layers.linear import cpu_reorders
 from server.cli.commands.plan import card_bytes
 from server.cli.main import UsageError

@@ -1,6 +1,7 @@
 """Writes model directories with a published shape and without weights, for benchmarks.
 
     python -m benchmarks.shapes qwen3-8b DIRECTORY
+    python -m benchmarks.shapes qwen3-30b-a3b DIRECTORY --format int4
     wavefill serve DIRECTORY --load-format dummy
 
 The tokenizer is synthetic: every id of the vocabulary is one word, so that n random tokens are
@@ -12,79 +13,30 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151_936,
-    "head_dim": 128,
-    "max_position_embeddings": 40_960,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000,
-    "torch_dtype": "bfloat16",
-    "eos_token_id": 256,
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "tie_word_embeddings": False,
-}
-SHAPES: dict[str, dict[str, Any]] = {
-    "qwen3-8b": QWEN3
-    | {
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-    },
-    "qwen3-0.6b": QWEN3
-    | {
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": True,
-    },
-    "llama-3.1-8b": QWEN3
-    | {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500_000,
-        "max_position_embeddings": 131_072,
-    },
-    "codellama-34b": QWEN3
-    | {
-        "model_type": "llama",
-        "architectures": ["LlamaForCausalLM"],
-        "hidden_size": 8192,
-        "intermediate_size": 22_016,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "vocab_size": 32_000,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 32_768,
-    },
-}
+from benchmarks.shapes.published import BY_SLUG, SHAPES, shape
+from benchmarks.shapes.quantization import FORMATS
+
+END = 256  # the token that ends an answer
 TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
-def write_model(name: str, directory: Path, *, layers: int = 0) -> Path:
-    """config.json and a tokenizer for the shape `name`; `layers` cuts it to fewer."""
-    config = dict(SHAPES[name])
+def write_model(
+    name: str, directory: Path, *, layers: int = 0, quantization: str | None = None
+) -> Path:
+    """config.json and a tokenizer for a published shape.
+
+    layers        cuts it to fewer
+    quantization  of FORMATS
+    """
+    config = shape(name) | {"eos_token_id": END}
     if layers:
         config["num_hidden_layers"] = layers
+    if quantization is not None:
+        config["quantization_config"] = FORMATS[quantization]
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "config.json").write_text(json.dumps(config, indent=1))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
@@ -133,12 +85,10 @@ def word(number: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("shape", choices=sorted({*SHAPES, *BY_SLUG}))
     parser.add_argument("directory", type=Path)
     parser.add_argument("--layers", type=int, default=0, help="fewer than the shape has")
+    parser.add_argument("--format", choices=sorted(FORMATS), default=None, help="of weights")
     args = parser.parse_args()
-    print(write_model(args.shape, args.directory, layers=args.layers))
-
-
-if __name__ == "__main__":
-    main()
+    made = write_model(args.shape, args.directory, layers=args.layers, quantization=args.format)
+    print(made)

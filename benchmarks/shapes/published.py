@@ -1,12 +1,71 @@
-"""The published shapes of the models in the table of docs/models.md: fields of config.json."""
+"""Published shapes of models: fields of config.json.  FAMILIES is the table of docs/models.md."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.shapes import SHAPES
-
 Shape = dict[str, Any]
+
+QWEN3_DENSE: Shape = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151_936,
+    "head_dim": 128,
+    "max_position_embeddings": 40_960,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 256,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+}
+SHAPES: dict[str, Shape] = {
+    "qwen3-8b": QWEN3_DENSE
+    | {
+        "hidden_size": 4096,
+        "intermediate_size": 12_288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    },
+    "qwen3-0.6b": QWEN3_DENSE
+    | {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    "llama-3.1-8b": QWEN3_DENSE
+    | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000,
+        "max_position_embeddings": 131_072,
+    },
+    "codellama-34b": QWEN3_DENSE
+    | {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_000,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 32_768,
+    },
+}
 
 QWEN3: Shape = SHAPES["qwen3-8b"]
 QWEN3_MOE: Shape = QWEN3 | {
@@ -149,3 +208,18 @@ FAMILIES: dict[str, Shape] = {
         routed_scaling_factor=2.5,
     ),
 }
+
+
+def slug(name: str) -> str:
+    return name.lower().replace(", ", "-").replace(" ", "-")
+
+
+BY_SLUG = {slug(name): fields for name, fields in FAMILIES.items()}
+
+
+def shape(name: str) -> Shape:
+    """By a key of SHAPES, or of FAMILIES in lower case with hyphens: qwen3-30b-a3b.
+
+    Raises KeyError.
+    """
+    return SHAPES[name] if name in SHAPES else BY_SLUG[name]

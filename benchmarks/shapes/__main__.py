@@ -1,0 +1,3 @@
+from benchmarks.shapes.directory import main
+
+main()
