@@ -48,6 +48,14 @@ class StatePool:
                 pool[:, target].copy_(pool[:, source])
 
     @property
+    def tensors(self) -> tuple[Tensor, Tensor]:
+        return self.conv, self.matrix
+
+    def of(self, state: int) -> tuple[Tensor, Tensor]:
+        """One state in all layers: views [layers, ...]."""
+        return self.conv[:, state], self.matrix[:, state]
+
+    @property
     def num_states(self) -> int:
         return self.conv.shape[1]
 

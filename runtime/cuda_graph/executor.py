@@ -54,7 +54,9 @@ class GraphExecutor:
         self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device, groups)
         self._sampler = KernelSampler(vocab_size, self._slots.last_token)
         self._prompts = PromptOutputs()
-        self._states = StateStore()
+        self._states: StateStore | None = None
+        if kv.states is not None:
+            self._states = StateStore(resolved.num_snapshots, kv.states)
         self._buckets = Buckets(max_rows, resolved.max_batched_tokens)
         self._buffers = StepBuffers(self._buckets.largest, device, groups)
         self._step = GraphStep(
@@ -158,7 +160,7 @@ class GraphExecutor:
             pages_before = pages_before + batch.num_new_pages
             none = np.zeros(len(batch.slots), dtype=np.int64)
             batch = replace(batch, num_new_pages=none, new_pages=NO_ROWS)
-        if self._step.kv.states is not None:
+        if self._states is not None:
             self._states.copy(batch, self._step.kv)
         sample_slots, self._deferred = self._sampler.partition(batch.slots, batch.sample)
         self._buffers.send(

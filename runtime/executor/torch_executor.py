@@ -47,7 +47,9 @@ class TorchExecutor:
         )
         self._sampler = choose_sampler(vocab_size, self._slots)
         self._prompts = PromptOutputs()
-        self._states = StateStore()
+        self._states: StateStore | None = None
+        if kv.states is not None:
+            self._states = StateStore(resolved.num_snapshots, kv.states)
         self._check: PrefillCheck | None = None
         self._logits: Tensor | None = None  # [R, vocab] of the rows that sample
         self._rows: Int64Array = np.zeros(0, dtype=np.int64)  # these rows
@@ -72,7 +74,7 @@ class TorchExecutor:
     def forward(self, batch: Batch) -> None:
         """Store the batch's keys and values; compute the logits of rows that sample."""
         self._slots.append_pages(batch, self._slots.count_pages(batch))
-        if self._kv.states is not None:
+        if self._states is not None:
             self._states.copy(batch, self._kv)
         self._sampler.reset(batch.new_rows)
         for row in batch.new_rows:

@@ -37,6 +37,7 @@ from runtime.config import (
     resolve,
     step_limits,
 )
+from runtime.executor.state_store import LANES
 from runtime.memory_plan import MemoryPlan, size
 from runtime.startup.device import (
     DTYPES,
@@ -120,7 +121,7 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
         page_size=requested.page_size,
         num_groups=len(layout_of(config, requested.max_model_len).groups),
     )
-    return estimate(
+    plan = estimate(
         config,
         dtype,
         steps,
@@ -128,6 +129,10 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
         share=requested.gpu_memory,
         scheme_of=target.scheme_of,
     )
+    if requested.prefix_cache:  # recurrent states on their way to and from snapshots
+        state_bytes = _facts(requested, config, target).state_bytes
+        plan = replace(plan, state=plan.state + LANES * state_bytes)
+    return plan
 
 
 def resolve_config(
