@@ -17,6 +17,8 @@ from model_zoo.families.model_config import (
 )
 from model_zoo.families.qwen3_5 import MODEL_TYPES as QWEN3_5
 from model_zoo.families.qwen3_5 import read_qwen3_5
+from model_zoo.families.qwen3_vl import MODEL_TYPES as QWEN3_VL
+from model_zoo.families.qwen3_vl import read_qwen3_vl
 from model_zoo.json_fields import Fields, ModelError, UnsupportedModel
 from model_zoo.moe_config import read_moe
 from model_zoo.rope_config import RopeConfig, read_rope
@@ -37,6 +39,7 @@ MODEL_TYPES = (
     "qwen3",
     *QWEN3_5,
     "qwen3_moe",
+    *QWEN3_VL,
 )
 # The published files of gpt-oss do not say theirs.
 DEFAULT_DTYPES = {"gpt_oss": "bfloat16"}
@@ -68,6 +71,8 @@ def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:
         return read_gemma(fields, model_type)
     if model_type in QWEN3_5:
         return read_qwen3_5(fields, model_type)
+    if model_type in QWEN3_VL:
+        return read_qwen3_vl(fields, model_type, _llama_family)
     if model_type == "gpt2":
         return _gpt2(fields, dtype)
     if model_type == "gpt_oss":

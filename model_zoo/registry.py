@@ -20,6 +20,8 @@ MODELS = {
     "qwen2_moe": "model_zoo.models.llama:Llama",
     "qwen3_moe": "model_zoo.models.llama:Llama",
     **dict.fromkeys(QWEN3_5, "model_zoo.models.qwen3_5:Qwen35"),
+    "qwen3_vl": "model_zoo.models.qwen3_vl:Qwen3VL",
+    "qwen3_vl_moe": "model_zoo.models.qwen3_vl:Qwen3VL",
     "gemma2": "model_zoo.models.gemma:Gemma",
     "gemma3": "model_zoo.models.gemma:Gemma",
     "gemma3_text": "model_zoo.models.gemma:Gemma",

@@ -27,6 +27,9 @@ class RopeConfig:
     attention_factor: float | None = None  # None: derived from factor and the two below
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    # Of positions that are triples (M-RoPE), the frequencies that turn by each of the three,
+    # interleaved; (): positions are single numbers.
+    sections: tuple[int, ...] = ()
     partial: float = 1.0  # the share of a head's values, from the first on, that is rotated
 
 

@@ -10,6 +10,7 @@ from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.json_fields import Fields
 from model_zoo.moe_config import MoEConfig
 from model_zoo.rope_config import RopeConfig
+from model_zoo.vision.vision_config import VisionConfig
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -52,6 +53,7 @@ class ModelConfig:
     skipped_weights: tuple[str, ...] = ()  # of the checkpoint, by the beginning of their names
     # After the last layer: layers that predict further tokens, which are not loaded.
     prediction_layers: int = 0
+    vision: VisionConfig | None = None  # the image encoder; None: it reads text alone
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

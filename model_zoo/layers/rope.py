@@ -25,13 +25,25 @@ class Rope(nn.Module):
             frequencies = inverse_frequencies(config, self.dim)
         self.frequencies = nn.Buffer(frequencies.to(device), persistent=False)
         self.scale = attention_factor(config)
+        # [dim / 2] int64: which of a triple turns a frequency; None: positions are no triples.
+        axes = None
+        if config.sections:
+            with torch.device("cpu"):
+                axes = interleaved_axes(config.sections, self.dim // 2)
+            axes = nn.Buffer(axes.to(device), persistent=False)
+        self.axes: Tensor | None = axes
 
     def rows(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """positions [T] -> cos_sin [T, dim]: cos of all angles, then sin; once per step.
 
+        positions [3, T]: triples, of a rope with sections; [T] are those whose three are equal.
         The angles are float32; the result has the dtype of q and k, as in transformers.
         """
-        angles = positions[:, None].float() * self.frequencies
+        if positions.dim() == 2:
+            assert self.axes is not None
+            angles = positions[self.axes].T.float() * self.frequencies
+        else:
+            angles = positions[:, None].float() * self.frequencies
         return torch.cat([angles.cos() * self.scale, angles.sin() * self.scale], -1).to(dtype)
 
 
@@ -58,6 +70,17 @@ def inverse_frequencies(config: RopeConfig, dim: int) -> Tensor:
     if config.kind == "llama3":
         return _llama3(config, plain)
     return plain  # also dynamic, which scales nothing within the trained length
+
+
+def interleaved_axes(sections: tuple[int, ...], half: int) -> Tensor:
+    """[half] int64: 0, 1, 2, 0, 1, 2, ... for as long as a section has frequencies left, then 0.
+
+    Source: transformers' Qwen3VLTextRotaryEmbedding.
+    """
+    axes = torch.zeros(half, dtype=torch.int64)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def attention_factor(config: RopeConfig) -> float:

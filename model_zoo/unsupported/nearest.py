@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from model_zoo.config import GEMMA, MODEL_TYPES, QWEN3_5
+from model_zoo.config import GEMMA, MODEL_TYPES, QWEN3_5, QWEN3_VL
 from model_zoo.json_fields import Fields
 from model_zoo.unsupported.reading import Reading, read
 from model_zoo.unsupported.tensor_names import matched, names_of_type
@@ -79,7 +79,8 @@ def find_nearest(text: Fields, found: frozenset[str]) -> Differences:
 
     # These have a default for nearly every field, and so nothing would be missing for them.
     lenient = [types for part, types in LENIENT.items() if part not in name]
-    known = tuple(t for t in MODEL_TYPES if not any(t in types for types in lenient))
+    left_out = (tuple(QWEN3_VL), *lenient)  # text models alone are compared
+    known = tuple(t for t in MODEL_TYPES if not any(t in types for types in left_out))
     return min((_differences(text, found, model_type) for model_type in known), key=rank)
 
 

@@ -116,10 +116,9 @@ def _normalization(outer: Fields) -> tuple[Triple, Triple]:
             if found.get("image_processor"):
                 found = found.nested("image_processor")
             if found.get("image_processor_type"):
-                return _triple(found, "image_mean", CLIP_MEAN), _triple(
-                    found, "image_std", CLIP_STD
-                )
-    return (0.5,) * 3, (0.5,) * 3
+                mean = _triple(found, "image_mean", CLIP_MEAN)
+                return mean, _triple(found, "image_std", CLIP_STD)
+    return (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 
 
 def _triple(fields: Fields, name: str, default: Triple) -> Triple:

@@ -13,7 +13,7 @@ from attention.metadata import AttentionMetadata
 from attention.reference import ReferenceBackend
 from attention.state_pool import StatePool
 from model_zoo.config import ModelConfig
-from model_zoo.inputs import ModelInput
+from model_zoo.inputs import ModelInput, StepImages
 from model_zoo.layers.delta_net.pool import allocate_states
 
 PAGE = 16
@@ -66,11 +66,21 @@ class PagedRow:
         self.length = 0
 
     @torch.inference_mode()
-    def feed(self, tokens: Tensor, *, only_last: bool = False) -> Tensor:
-        """Compute tokens [T] after those of earlier calls -> logits [T, vocab], or [1, vocab]."""
+    def feed(
+        self,
+        tokens: Tensor,
+        *,
+        only_last: bool = False,
+        images: StepImages | None = None,
+        positions: Tensor | None = None,
+    ) -> Tensor:
+        """Compute tokens [T] after those of earlier calls -> logits [T, vocab], or [1, vocab].
+
+        positions [T]: of the rope, if they are not the tokens' places
+        """
         count, end = len(tokens), self.length + len(tokens)
-        positions = torch.arange(self.length, end, device=self.device)
-        slots = self.table[0, positions // PAGE].long() * PAGE + positions % PAGE
+        places = torch.arange(self.length, end, device=self.device)
+        slots = self.table[0, places // PAGE].long() * PAGE + places % PAGE
         meta = AttentionMetadata(
             cu_seqlens_q=torch.tensor([0, count], dtype=torch.int32, device=self.device),
             cache_seqlens=torch.tensor([end], dtype=torch.int32, device=self.device),
@@ -84,11 +94,12 @@ class PagedRow:
         )
         inp = ModelInput(
             tokens=tokens,
-            positions=positions,
+            positions=places if positions is None else positions,
             ends=meta.cu_seqlens_q[1:].long() - 1 if only_last else None,
             meta=self.backend.plan(meta, self.kv),
             kv=self.kv,
             backend=self.backend,
+            images=images,
         )
         self.length = end
         return self.model.logits(self.model(inp))  # type: ignore[operator]
