@@ -31,6 +31,7 @@ DEFAULT_SNAPSHOT_BYTES: dict[DeviceName, int] = {"cpu": 1 << 30, "cuda": 4 << 30
 STATE_SHARE = 0.4  # of the memory for KV and recurrent states, at most, unless --kv-tokens is given
 LEAST_STATES = 2  # a sequence with a grammar has two
 SEQS_OF_A_SPARE_STATE = 8
+MAX_IMAGE_PIXELS = 4 << 20  # of an image that the model sees
 LARGE_GPU_BYTES = 32 << 30  # free: then the activations of 8192 tokens are a small part of it
 
 
@@ -74,6 +75,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int  # of a page: of as many layers as share one
     group_windows: tuple[int, ...] = (0,)  # as in ResolvedConfig
     state_bytes: int = 0  # of a sequence's recurrent state; 0: the model has none
+    image_token_side: int = 0  # as in ResolvedConfig
 
 
 class ResolvedConfig(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,9 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     snapshot_every: int = 4096  # tokens of a prompt from one of them to the next
     num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
     num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
+    # Pixels of a side of the square of an image that a token stands for; 0: images are not read.
+    image_token_side: int = 0
+    max_image_pixels: int = MAX_IMAGE_PIXELS  # for which memory is planned
 
     @property
     def max_tokens_per_row(self) -> int:
@@ -215,6 +220,7 @@ def resolve(
         num_states=num_states,
         num_snapshots=num_snapshots,
         snapshot_every=-(-requested.snapshot_every // unit) * unit,
+        image_token_side=facts.image_token_side,
     )
 
 

@@ -177,6 +177,18 @@ class GraphCounts(Struct):
         self.captures = self.steps_without = self.steps_in_larger = 0
 
 
+class ImageCounts(Struct):
+    """What an executor counts of images, since it was loaded."""
+
+    encoded: int = 0
+    cache_hits: int = 0  # images of a chunk whose features were there
+    seconds: float = 0.0  # of the encoder
+
+    def reset(self) -> None:
+        self.encoded = self.cache_hits = 0
+        self.seconds = 0.0
+
+
 class Stats(Struct, frozen=True, array_like=True):
     """Current gauges, and counters since the engine started."""
 
@@ -203,6 +215,9 @@ class Stats(Struct, frozen=True, array_like=True):
     group_pages_used: tuple[int, ...] = ()  # of `pages_used`, those of each group of layers
     states_used: int = 0  # recurrent states of running sequences
     snapshots_used: int = 0  # snapshots of recurrent states that prefixes may hit
+    images_encoded: int = 0
+    image_cache_hits: int = 0
+    image_encoder_seconds: float = 0.0
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -342,6 +357,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
     text_part: bool = False  # of a model that also sees images: it reads text alone here
     num_snapshots: int = 0  # of these states, from which later requests can continue
+    reads_images: bool = False
 
     @property
     def kv_capacity(self) -> KVCapacity:

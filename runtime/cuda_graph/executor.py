@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
+from model_zoo.inputs import StepImages
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
@@ -20,11 +21,13 @@ from runtime.cuda_graph.launch import (
     StepLaunch,
 )
 from runtime.cuda_graph.step import GraphStep, StepTensors
+from runtime.executor.images import RowImages
 from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
+from runtime.messages import ImageCounts
 from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch
@@ -45,11 +48,13 @@ class GraphExecutor:
         kv: KVPool,
         backend: Backend,
         device: torch.device,
+        images: RowImages | None = None,
     ) -> None:
+        """images: of a model that reads them"""
         assert resolved.max_tokens_per_row == 1, "a step samples one token a row"
         self.overlap = True
         max_rows = resolved.max_num_seqs
-        self._model = model
+        self._model, self._images = model, images
         groups = resolved.num_groups
         self._slots = SlotTables(max_rows, resolved.max_pages_per_seq, device, groups)
         self._sampler = KernelSampler(vocab_size, self._slots.last_token)
@@ -67,6 +72,7 @@ class GraphExecutor:
             sampler=self._sampler.state,
             buffers=self._buffers,
             buckets=self._buckets,
+            position_deltas=None if images is None else images.position_deltas,
         )
         self.graphs = Graphs(self._step.run, self._dry_run, device)
         self.planner = LaunchPlanner(
@@ -76,6 +82,7 @@ class GraphExecutor:
             uncaptured=self._buckets.graphs() if device.type == "cuda" else [],
         )
         self.graph_counts = self.planner.counts
+        self.image_counts = ImageCounts() if images is None else images.counts
         self._outputs: StepTensors | None = None
         self._row_outputs: OutputCopy | None = None
         self._deferred: DeferredRows | None = None
@@ -124,7 +131,10 @@ class GraphExecutor:
         all_hidden_states = False
         if batch.new_rows or self._prompts.prompts:
             all_hidden_states = self._prompts.needs_all_hidden_states(batch)
-        self.run(self.planner.plan(batch, all_hidden_states=all_hidden_states))
+        has_images = self._images is not None and self._images.in_step(batch)
+        self.run(
+            self.planner.plan(batch, all_hidden_states=all_hidden_states, has_images=has_images)
+        )
 
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
@@ -166,7 +176,10 @@ class GraphExecutor:
         self._buffers.send(
             launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state
         )
-        self._outputs = self._run_step(launch)
+        images = None
+        if self._images is not None:
+            images = self._images.prepare(batch, launch.bucket.tokens)
+        self._outputs = self._run_step(launch, images)
         self._row_outputs = self._step.output_ring.fetch(launch.bucket.rows)
         self._prompt_outputs = None
         if self._prompts.prompts:
@@ -177,11 +190,13 @@ class GraphExecutor:
                 all_hidden_states=launch.all_hidden_states,
             )
 
-    def _run_step(self, launch: StepLaunch) -> StepTensors:
+    def _run_step(self, launch: StepLaunch, images: StepImages | None) -> StepTensors:
         """From the bucket's graph; without, if it could be captured elsewhere and not here."""
         captured = self.graphs.captured.get(launch.bucket) if launch.graph else None
         if captured is None:
-            return self._step.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
+            return self._step.run(
+                launch.bucket, all_hidden_states=launch.all_hidden_states, images=images
+            )
         captured.graph.replay()
         return captured.outputs
 

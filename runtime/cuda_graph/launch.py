@@ -146,6 +146,7 @@ class StepLaunch(Struct, frozen=True, eq=False):
     bucket: Bucket  # what the batch is padded to
     graph: bool  # it replays the bucket's graph
     all_hidden_states: bool  # a prompt of the batch needs those of all its tokens
+    has_images: bool = False  # tokens of the batch are of images: it replays no graph
 
 
 class CaptureLaunch(Struct, frozen=True):
@@ -180,19 +181,21 @@ class LaunchPlanner:
         self._larger_cache: dict[Bucket, tuple[int, Bucket]] = {}
         self._missed: Counter[Bucket] = Counter()  # steps that had no graph of their own size
 
-    def plan(self, batch: Batch, *, all_hidden_states: bool) -> StepLaunch:
+    def plan(
+        self, batch: Batch, *, all_hidden_states: bool, has_images: bool = False
+    ) -> StepLaunch:
         """The launch of a batch."""
         longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
         best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest)
         bucket = self._with_graph(best)
-        graph = bucket in self._captured and not all_hidden_states
+        graph = bucket in self._captured and not (all_hidden_states or has_images)
         if not graph:
             self.counts.steps_without += 1
         elif bucket != best:
             self.counts.steps_in_larger += 1
         if best in self._uncaptured:
             self._missed[best] += 1
-        return StepLaunch(batch, bucket, graph, all_hidden_states)
+        return StepLaunch(batch, bucket, graph, all_hidden_states, has_images)
 
     def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
         """The bucket that a step of this many tokens and rows is padded to; as Buckets.fit."""

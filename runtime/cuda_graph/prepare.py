@@ -3,7 +3,7 @@
 #             groups share is done by those of the first group
 #   reads     block (buffers.py): columns of `stride` numbers, then sampling rows, token ids,
 #             pages, those of all groups side by side; page_tables [groups, slots, max_pages]
-#             int32; last_token [slots]
+#             int32; last_token [slots]; position_deltas [slots] int64, of models that read images
 #   writes    tokens, positions [T], slot_mappings [groups, T] int64; logit_rows [R] int64, the last
 #             token of each row; row_pages [groups, R, max_pages] int32, as far as the row has
 #             pages; the new pages to page_tables; sampler_rows [slots, ROW_WORDS] int32 of new
@@ -68,8 +68,8 @@ def _apply(block, sampler_rows, WORDS: tl.constexpr, LANES: tl.constexpr):
     ]
 )
 def _prepare(
-    block, page_tables, last_token, sampler_rows, tokens, positions, slot_mappings, logit_rows,
-    row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, num_tokens,
+    block, page_tables, last_token, sampler_rows, position_deltas, tokens, positions, slot_mappings,
+    logit_rows, row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, num_tokens,
     stride_group_table, stride_table, stride_group_mapping, stride_group_row, stride_row,
     SLOT: tl.constexpr, START: tl.constexpr, PAGES_BEFORE: tl.constexpr, PAGES_ADDED: tl.constexpr,
     PAGES_AT: tl.constexpr, CU_Q: tl.constexpr, LAST: tl.constexpr, PAGE: tl.constexpr,
@@ -95,6 +95,9 @@ def _prepare(
             count = before + tl.load(block + PAGES_ADDED * stride + row)
             added = block + pages_at + tl.load(block + PAGES_AT * stride + row) * GROUPS + group
             last = tl.load(last_token + slot).to(tl.int64)
+            delta = 0
+            if position_deltas is not None:
+                delta = tl.load(position_deltas + slot)
             table = page_tables + group.to(tl.int64) * stride_group_table + slot * stride_table
             for base in range(begin, end, BLOCK):
                 at = base + tl.arange(0, BLOCK)
@@ -104,7 +107,7 @@ def _prepare(
                 page = _pages_at(table, added, before, position // PAGE, mask, GROUPS).to(tl.int64)
                 shared = mask & (group == 0)
                 tl.store(tokens + at, tl.where(token == LAST, last, token), mask=shared)
-                tl.store(positions + at, position.to(tl.int64), mask=shared)
+                tl.store(positions + at, position.to(tl.int64) + delta, mask=shared)
                 tl.store(slot_mapping + at, page * PAGE + position % PAGE, mask=mask)
             own = row_pages + group.to(tl.int64) * stride_group_row + row.to(tl.int64) * stride_row
             for base in range(0, count, BLOCK):
@@ -131,12 +134,13 @@ def prepare(
     logit_rows: Tensor,
     row_pages: Tensor,
     page_size: int,
+    position_deltas: Tensor | None = None,
 ) -> None:
     """Fill the inputs of a step of R rows and T tokens, padding included.
 
     block [words] int32: columns of `stride` numbers; num_new_rows sampling rows from new_rows_at,
     token ids from tokens_at, and new pages of rows from pages_at on.  The other shapes are in the
-    header.
+    header.  position_deltas: what is added to the places of a slot's tokens for their positions
     """
     groups, _, max_pages = page_tables.shape
     assert len(row_pages) == len(slot_mappings) == groups and row_pages.shape[2] == max_pages
@@ -146,9 +150,10 @@ def prepare(
     words = sampler_rows.shape[1]
     assert sampler_rows.is_contiguous()
     _prepare[(num_rows + 1, groups)](
-        block, page_tables, last_token, sampler_rows, tokens, positions, slot_mappings, logit_rows,
-        row_pages, stride, new_rows_at, num_new_rows, tokens_at, pages_at, len(tokens),
-        *page_tables.stride()[:2], slot_mappings.stride(0), *row_pages.stride()[:2],
+        block, page_tables, last_token, sampler_rows, position_deltas, tokens, positions,
+        slot_mappings, logit_rows, row_pages, stride, new_rows_at, num_new_rows, tokens_at,
+        pages_at, len(tokens), *page_tables.stride()[:2], slot_mappings.stride(0),
+        *row_pages.stride()[:2],
         SLOT=SLOT, START=START, PAGES_BEFORE=PAGES_BEFORE, PAGES_ADDED=PAGES_ADDED,
         PAGES_AT=PAGES_AT, CU_Q=CU_Q, LAST=LAST, PAGE=page_size, BLOCK=BLOCK, GROUPS=groups,
         ROW_WORDS=words, LANES=triton.next_power_of_2(words),

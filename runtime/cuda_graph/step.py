@@ -20,7 +20,7 @@ from torch import Tensor
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
-from model_zoo.inputs import ModelInput
+from model_zoo.inputs import ModelInput, StepImages
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buffers import Layout, OutputRing, StepBuffers
 from runtime.cuda_graph.launch import Bucket, Buckets
@@ -54,10 +54,12 @@ class GraphStep:
         sampler: SamplerState,
         buffers: StepBuffers,
         buckets: Buckets,
+        position_deltas: Tensor | None = None,
     ) -> None:
+        """position_deltas: as in prepare.py"""
         self._model = model
         self.kv = kv
-        self._backend, self._slots = backend, slots
+        self._backend, self._slots, self._position_deltas = backend, slots, position_deltas
         self._sampler, self._buffers, self._block = sampler, buffers, buffers.block
         max_tokens = max(bucket.tokens for bucket in buckets.largest)
         max_rows = max(bucket.rows for bucket in buckets.largest)
@@ -74,8 +76,17 @@ class GraphStep:
         self.output_ring = OutputRing(max_rows, buffers.block.device)
 
     @torch.inference_mode()
-    def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
-        """Run the step whose block is on the device.  all_hidden_states: of all its tokens."""
+    def run(
+        self,
+        bucket: Bucket,
+        *,
+        all_hidden_states: bool = False,
+        images: StepImages | None = None,
+    ) -> StepTensors:
+        """Run the step whose block is on the device.
+
+        all_hidden_states: of all its tokens; images: of its tokens, those of padding included
+        """
         layout = self._buffers.layout(bucket)
         inp, ends = self._input(layout), self._ends[: bucket.rows]
         prepare.prepare(
@@ -94,11 +105,12 @@ class GraphStep:
             logit_rows=ends,
             row_pages=self._row_pages[:, : bucket.rows],
             page_size=self.kv.page_size,
+            position_deltas=self._position_deltas,
         )
         meta = self._backend.plan(inp.meta, self.kv)
         one_token = bucket.row_tokens == 1  # every token is the last of its row
         alone = None if one_token or all_hidden_states else ends
-        hidden = self._model(replace(inp, meta=meta, ends=alone))
+        hidden = self._model(replace(inp, meta=meta, ends=alone, images=images))
         of_rows = hidden if one_token or not all_hidden_states else hidden.index_select(0, ends)
         logits = self._model.logits(of_rows)
         sample(

@@ -20,6 +20,7 @@ from runtime.messages import (
     STEP_TOKENS_EDGES,
     EngineRequest,
     GraphCounts,
+    ImageCounts,
     RequestOutput,
     Stats,
 )
@@ -81,7 +82,8 @@ class Engine:
         executor: Executor,
         *,
         grammars: GrammarManager | None = None,
-        graphs: GraphCounts | None = None,  # of the executor, kept up to date
+        graphs: GraphCounts | None = None,  # of the executor, kept up to date, as are
+        images: ImageCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         seed_rng = random.Random(resolved.seed)
@@ -92,7 +94,7 @@ class Engine:
         self.committer = Committer(self.requests)
         self._executor = executor
         self._grammars = grammars
-        self._graphs = graphs or GraphCounts()
+        self._graphs, self._images = graphs or GraphCounts(), images or ImageCounts()
         self._captures_seen, self._captures_while_decoding = self._graphs.captures, 0
         self._clock = clock
         # The step in flight, its results, and when it was queued.
@@ -300,4 +302,7 @@ class Engine:
             group_pages_used=tuple(pool.used_by_group),
             states_used=requests.states.num_used if requests.states.num_states else 0,
             snapshots_used=requests.snapshots.num_used if requests.snapshots.count else 0,
+            images_encoded=self._images.encoded,
+            image_cache_hits=self._images.cache_hits,
+            image_encoder_seconds=self._images.seconds,
         )

@@ -191,6 +191,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             loaded.executor,
             grammars=grammars,
             graphs=loaded.executor.graph_counts,
+            images=loaded.executor.image_counts,
         )
         observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
         gc.collect()

@@ -10,7 +10,7 @@ from torch import Tensor
 from attention.kv_pool import KVPool
 from model_zoo.inputs import ModelInput
 from runtime.executor.pending import DevicePendingOutput
-from runtime.messages import GraphCounts
+from runtime.messages import GraphCounts, ImageCounts
 from runtime.scheduler.batch import Batch, Masks
 
 
@@ -33,6 +33,7 @@ class DeviceExecutor(Protocol):
 
     overlap: bool
     graph_counts: GraphCounts
+    image_counts: ImageCounts
 
     def forward(self, batch: Batch) -> None: ...
 

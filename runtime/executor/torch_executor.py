@@ -5,6 +5,8 @@ It serves CPUs, and on a GPU the attention back ends that need lengths on the ho
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch import Tensor
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
+from runtime.executor.images import RowImages
 from runtime.executor.inputs import build_input
 from runtime.executor.pending import DevicePendingOutput, PrefillCheck
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
@@ -19,7 +22,7 @@ from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
 from runtime.executor.transfers import upload
-from runtime.messages import GraphCounts
+from runtime.messages import GraphCounts, ImageCounts
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.scheduler.batch import Batch, Int64Array, Masks
 
@@ -36,12 +39,15 @@ class TorchExecutor:
         kv: KVPool,
         backend: Backend,
         device: torch.device,
+        images: RowImages | None = None,
     ) -> None:
+        """images: of a model that reads them"""
         assert resolved.max_tokens_per_row == 1, "a step samples one token a row"
         # A CPU has finished a step when the call returns, so nothing could overlap with it.
         self.overlap = device.type == "cuda"
         self.graph_counts = GraphCounts()  # it has none
-        self._model, self._kv, self._backend = model, kv, backend
+        self.image_counts = ImageCounts() if images is None else images.counts
+        self._model, self._kv, self._backend, self._images = model, kv, backend, images
         self._slots = SlotTables(
             resolved.max_num_seqs, resolved.max_pages_per_seq, device, resolved.num_groups
         )
@@ -81,6 +87,12 @@ class TorchExecutor:
             self._prompts.reset(row)
         all_states = self._prompts.needs_all_hidden_states(batch)
         inp = build_input(batch, self._slots, self._kv, self._backend, all_hidden_states=all_states)
+        if self._images is not None:
+            step_images = self._images.prepare(batch, batch.num_tokens)
+            deltas = self._images.deltas(batch)
+            if deltas is not None:
+                inp = replace(inp, positions=inp.positions + deltas)
+            inp = replace(inp, images=step_images)
         hidden = self._model(inp)
         last = hidden  # [B, hidden]
         if all_states:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from runtime.messages import SamplingParams, TokenLogprob
+from runtime.messages import PromptImage, SamplingParams, TokenLogprob
 
 LAST = -1  # in Batch.tokens: the token that the device sampled last for this slot
 DRAFT = -2  # in Batch.tokens: one that the device drafted after it
@@ -29,6 +29,7 @@ class NewRow(Struct, frozen=True):
     seed: int
     prompt_len: int
     history: list[int]  # tokens known so far, prompt included; empty unless params.needs_history
+    images: tuple[PromptImage, ...] = ()  # of its prompt
 
 
 class Batch(Struct, frozen=True, eq=False):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 
 PageHash = bytes  # 16 bytes: equal digests mean equal tokens, so nothing is compared afterwards
@@ -27,12 +27,24 @@ def chain_root(salt: bytes) -> PageHash:
 
 
 def page_hash(parent: PageHash, content: bytes) -> PageHash:
-    """The hash of a page that holds `content`, TOKEN_BYTES a token, after the page `parent`."""
+    """The hash of a page that holds `content`, TOKEN_BYTES a token, after the page `parent`.
+
+    Of a page that has tokens of images, `content` ends with what says which they are.
+    """
     return blake2b(parent + content, digest_size=DIGEST_BYTES).digest()
 
 
-def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page_size: int) -> None:
-    """Append the hashes of the full pages of `tokens` that `hashes` does not have yet."""
+def extend_chain(
+    hashes: list[PageHash],
+    root: PageHash,
+    tokens: list[int],
+    page_size: int,
+    images_in: Callable[[int], bytes] = lambda page: b"",
+) -> None:
+    """Append the hashes of the full pages of `tokens` that `hashes` does not have yet.
+
+    images_in: what a page, by its index, holds besides its tokens
+    """
     done = len(hashes)
     full = len(tokens) // page_size
     if full <= done:
@@ -41,7 +53,8 @@ def extend_chain(hashes: list[PageHash], root: PageHash, tokens: list[int], page
     parent = hashes[-1] if hashes else root
     page_bytes = page_size * TOKEN_BYTES
     for offset in range(0, len(content), page_bytes):
-        parent = page_hash(parent, content[offset : offset + page_bytes])
+        more = images_in(len(hashes))
+        parent = page_hash(parent, content[offset : offset + page_bytes] + more)
         hashes.append(parent)
 
 

@@ -274,7 +274,14 @@ class BatchBuilder:
         params = sequence.request.params
         history = list(sequence.tokens) if params.needs_history else []
         self.new_rows.append(
-            NewRow(sequence.slot, params, sequence.seed, sequence.prompt_len, history)
+            NewRow(
+                sequence.slot,
+                params,
+                sequence.seed,
+                sequence.prompt_len,
+                history,
+                sequence.request.images,
+            )
         )
 
     def build(self, requests: RequestTable | None = None) -> SchedulerOutput:

@@ -91,10 +91,30 @@ class Sequence:
         hashes = self.hashes
         if not content or len(hashes) != len(self.tokens) // page_size - 1:
             return False
+        if self.request.images:
+            content += self._images_in(len(hashes), page_size)
         hashes.append(page_hash(hashes[-1] if hashes else self.root, content))
         return True
 
     def hash_pages(self, page_size: int) -> list[PageHash]:
         """The hashes of all full pages of its known tokens."""
-        extend_chain(self.hashes, self.root, self.tokens, page_size)
+        if not self.request.images:
+            extend_chain(self.hashes, self.root, self.tokens, page_size)
+        else:
+            extend_chain(
+                self.hashes,
+                self.root,
+                self.tokens,
+                page_size,
+                lambda page: self._images_in(page, page_size),
+            )
         return self.hashes
+
+    def _images_in(self, page: int, page_size: int) -> bytes:
+        """Place and digest of the images that have tokens in a page: all images look the same."""
+        first, last = page * page_size, (page + 1) * page_size
+        return b"".join(
+            image.start.to_bytes(8, "little") + image.digest
+            for image in self.request.images
+            if image.start < last and image.start + image.num_tokens > first
+        )

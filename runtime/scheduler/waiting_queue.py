@@ -129,6 +129,10 @@ def validation_error(
                 f"`{name}` contains {wrong}, not a token id of this model: "
                 f"ids run from 0 to {vocab_size - 1}"
             )
+    if request.images:
+        error = _image_error(request, resolved.image_token_side, resolved.max_image_pixels)
+        if error is not None:
+            return error
     if len(tokens) + (not pooled) > resolved.max_model_len:
         answer = "" if pooled else " with at least one token of answer"
         return (
@@ -143,4 +147,29 @@ def validation_error(
             f"prompt has {len(tokens)} tokens and max_tokens is {params.max_tokens}: the KV cache "
             f"holds {capacity} tokens of one request: shorten the prompt or lower max_tokens"
         )
+    return None
+
+
+def _image_error(request: EngineRequest, side: int, most: int) -> str | None:
+    """Why the images of a request do not fit its prompt, or the model; None if they do."""
+    if not side:
+        return "the prompt has images, which this model does not read: send text alone"
+    end = 0
+    for number, image in enumerate(request.images):
+        width, height = image.width, image.height
+        if min(width, height) < side or width % side or height % side:
+            return (
+                f"image {number} is {width} x {height} pixels: sides are expected to be multiples "
+                f"of {side}"
+            )
+        if width * height > most:
+            return f"image {number} has {width * height} pixels, at most {most} are taken"
+        if image.num_tokens != width // side * (height // side):
+            size = f"{width} x {height}"
+            return f"image {number} of {size} pixels does not take {image.num_tokens} tokens"
+        if len(image.pixels) != 3 * width * height:
+            return f"image {number} has {len(image.pixels)} bytes, not 3 for each pixel"
+        if image.start < end or image.start + image.num_tokens > len(request.tokens):
+            return f"image {number} is not within the prompt, behind the images before it"
+        end = image.start + image.num_tokens
     return None

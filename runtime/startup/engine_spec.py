@@ -20,6 +20,7 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.delta_net.pool import allocate_states
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.loader import ModelLoader
+from model_zoo.models.qwen3_vl import Qwen3VL
 from runtime.config import (
     ConfigError,
     DTypeName,
@@ -29,6 +30,7 @@ from runtime.config import (
     check,
     resolve,
 )
+from runtime.executor.images import RowImages
 from runtime.executor.protocols import DeviceExecutor, ModelProtocol
 from runtime.executor.torch_executor import TorchExecutor
 from runtime.memory_plan import MemoryPlan, size
@@ -197,8 +199,17 @@ class EngineSpec:
             from runtime.cuda_graph.executor import GraphExecutor  # needs Triton
 
             kind = GraphExecutor
+        images = None
+        if isinstance(model, Qwen3VL):
+            images = RowImages(
+                model.encode,
+                token_side=resolved.image_token_side,
+                num_slots=resolved.max_num_seqs,
+                device=self.device,
+            )
         return kind(
             cast(ModelProtocol, model),
+            images=images,
             resolved=resolved,
             vocab_size=self.config.vocab_size,
             kv=kv,

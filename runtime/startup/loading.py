@@ -81,6 +81,7 @@ def load(
             parts.profiler.keep_peak_memory()
             timeline.mark("graphs")
     parts.executor.graph_counts.reset()  # of the steps above
+    parts.executor.image_counts.reset()
     ready = _ready(epoch, engine_spec, parts, timeline)
     return Loaded(parts.executor, parts.resolved, ready, wave_planner(engine_spec))
 
@@ -184,6 +185,7 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
         num_states=resolved.num_states,
         text_part=config.text_part,
         num_snapshots=resolved.num_snapshots,
+        reads_images=bool(resolved.image_token_side),
     )
 
 

@@ -15,8 +15,17 @@ from model_zoo.config import ModelConfig, ModelError
 from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.registry import build
-from runtime.config import DTypeName, EngineConfig, KVDTypeName, ModelFacts, StateDType
+from model_zoo.vision.vision_config import VisionConfig
+from runtime.config import (
+    MAX_IMAGE_PIXELS,
+    DTypeName,
+    EngineConfig,
+    KVDTypeName,
+    ModelFacts,
+    StateDType,
+)
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
+from runtime.executor.images import CACHE_BYTES
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype
 
@@ -37,6 +46,7 @@ class StepSizes:
     max_len: int
     page_size: int
     num_groups: int = 1  # of layers that share a page table
+    image_pixels: int = MAX_IMAGE_PIXELS  # of the largest image, if the model reads any
 
 
 def layout_of(config: ModelConfig, max_model_len: int) -> KVLayout:
@@ -75,6 +85,7 @@ def facts_of(
         kv_bytes_per_token=layout.depth * layer_bytes,
         group_windows=layout.windows,
         state_bytes=state_bytes,
+        image_token_side=0 if config.vision is None else config.vision.token_side,
     )
 
 
@@ -148,7 +159,12 @@ def estimate(
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
-    activations = LIBRARY_BYTES + max(forward, sampling) + scratch_bytes(config, dtype, scheme_of)
+    encoding = 0
+    if config.vision is not None:
+        state += CACHE_BYTES
+        encoding = encoder_bytes(config.vision, dtype, steps.image_pixels)
+    peak = max(forward, sampling, encoding)
+    activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
@@ -160,6 +176,15 @@ def estimate(
         activations=activations,
         graphs=graphs,
     )
+
+
+def encoder_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
+    """Peak bytes of a block of the image encoder, within its attention, whose rope is computed in
+    float32, or its MLP."""
+    hidden, inner = vision.hidden_size, vision.intermediate_size
+    attention = hidden * (5 * dtype.itemsize + 4 * torch.float32.itemsize)
+    mlp = 2 * (hidden + inner) * dtype.itemsize
+    return pixels // vision.patch_size**2 * max(attention, mlp)
 
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:

@@ -10,14 +10,18 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from math import isqrt
 
 import torch
 from msgspec.structs import replace
+from torch import Tensor
 
 from model_zoo.layers.gemm.autotune import run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
+from model_zoo.models.qwen3_vl import Qwen3VL
 from runtime.config import ConfigError
+from runtime.executor.images import CACHE_BYTES
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
@@ -60,7 +64,9 @@ class MemoryProfiler:
         kv += 0 if states is None else states.num_bytes
         _release_cached_memory()
         try:
+            features = self._encode_largest()  # they are there while the step runs
             self._run_largest(self._resolved.max_batched_tokens)
+            del features
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
             graphs = self.executor.measure_graphs()
         except RuntimeError as error:
@@ -68,14 +74,27 @@ class MemoryProfiler:
                 raise
             raise self._too_large() from None
         _release_cached_memory()
-        return replace(plan, state=self._state, activations=activations, graphs=graphs)
+        state = self._state + (CACHE_BYTES if self._resolved.image_token_side else 0)
+        return replace(plan, state=state, activations=activations, graphs=graphs)
 
     def keep_peak_memory(self) -> None:
         """Run the largest steps again, at the end: PyTorch's allocator caches their memory.
 
         Afterwards no step needs memory that another program could have allocated.
         """
+        features = self._encode_largest()
         self._run_largest(self._resolved.max_batched_tokens)
+        del features
+
+    def _encode_largest(self) -> Tensor | None:
+        """The features of the largest image; None for a model that reads none."""
+        side, pixels = self._resolved.image_token_side, self._resolved.max_image_pixels
+        if not isinstance(self._model, Qwen3VL):
+            return None
+        tokens = pixels // side**2
+        columns = isqrt(tokens)
+        shape = tokens // columns * side, columns * side, 3
+        return self._model.encode(torch.zeros(shape, dtype=torch.uint8, device=self._device))
 
     def _run_largest(self, tokens: int) -> None:
         with self._model.shortened():

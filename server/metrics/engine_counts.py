@@ -26,6 +26,12 @@ GRAPH_COUNTERS = {
     "graphs_captured_while_decoding": "CUDA graphs captured while sequences decode: always 0.",
 }
 
+IMAGE_COUNTERS = {
+    "images_encoded": "Images that the encoder has run for.",
+    "image_cache_hits": "Times that a chunk of a prompt found an image's features cached.",
+    "image_encoder_seconds": "Time that the image encoder took, in seconds.",
+}
+
 
 class _Seen(msgspec.Struct, frozen=True):
     """The highest counters that any API process has seen."""

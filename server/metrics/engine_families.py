@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import HistogramMetricFamily, Metric, Summar
 
 from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
 from server.engine import EngineState
-from server.metrics.engine_counts import GRAPH_COUNTERS, EngineCounts
+from server.metrics.engine_counts import GRAPH_COUNTERS, IMAGE_COUNTERS, EngineCounts
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class EngineFamilies:
         yield counter("wavefill_generation_tokens", "Generated tokens.", counts.generated_tokens)
         yield counter("wavefill_preemptions", "Preempted sequences.", counts.preemptions)
         yield counter("wavefill_engine_steps", "Steps of the engine.", counts.steps)
-        for name, text in GRAPH_COUNTERS.items():
+        reads_images = ready is not None and ready.reads_images
+        for name, text in (GRAPH_COUNTERS | (IMAGE_COUNTERS if reads_images else {})).items():
             yield counter(f"wavefill_{name}", text, getattr(counts, name))
         yield self._prediction_error(counts)
         text = "Duration of an engine step, in seconds."

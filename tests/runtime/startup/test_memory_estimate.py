@@ -126,3 +126,28 @@ def test_quantized_weights_and_the_memory_they_are_dequantized_to_are_counted(
     assert weights // 2 - difference == pytest.approx(weights // 128 * 2, rel=0.6)  # the scales
     largest = 2 * 1024 * 512 * torch.bfloat16.itemsize  # gate and up are one layer
     assert plans["int4-g128"].activations - plans["fp8-channel"].activations == largest
+
+
+def test_the_plan_counts_the_image_encoder_and_its_features(tmp_path: Path) -> None:
+    shape = {
+        "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16,
+        "out_hidden_size": 4096, "deepstack_visual_indexes": [8, 16, 24],
+    }  # fmt: skip
+    nested = {
+        "model_type": "qwen3_vl", "vision_config": shape,
+        "text_config": {**FAMILIES["Qwen3-8B"], "rope_scaling": {"mrope_section": [24, 20, 20]}},
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(nested))
+    seeing = read_config(tmp_path)
+    text = replace(seeing, model_type="qwen3", vision=None)
+    assert round(parameter_counts(seeing)[0] / 1e9, 2) == 8.77  # as published
+    large, small = (replace(STEPS, tokens=256, image_pixels=mega << 20) for mega in (16, 1))
+    with_images, without, smaller = (
+        estimate(config, torch.bfloat16, steps, free=80 << 30, share=0.9)
+        for config, steps in ((seeing, large), (text, large), (seeing, small))
+    )
+    assert with_images.weights - without.weights == 2 * (
+        parameter_counts(seeing)[0] - parameter_counts(text)[0]
+    )
+    assert with_images.state > without.state
+    assert with_images.activations > smaller.activations >= without.activations

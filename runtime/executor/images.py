@@ -1,0 +1,216 @@
+"""RowImages: what a step needs of the images of its rows, which are encoded when it first does.
+
+An image is encoded before the chunk of prefill that has its first uncached token, whole, and its
+features are kept by their digest: for the image's next chunks, for the same image in another
+prompt, in a later turn or in another of `n` answers.
+
+The positions of the rope are behind those of the KV where images come before (model_zoo/vision/
+positions.py), by a number for each slot, which stays on the device: rows that decode need no more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_zoo.inputs import StepImages
+from model_zoo.vision.positions import ImagePositions, ImageSpan
+from runtime.executor.transfers import upload
+from runtime.messages import ImageCounts, PromptImage
+from runtime.scheduler.batch import Batch, NewRow
+
+CACHE_BYTES = 512 << 20  # of features; of one step's images there may be more
+
+Encode = Callable[[Tensor], Tensor]  # uint8 [height, width, 3] -> features [T, 1 + deepstack, out]
+
+
+class FeatureCache:
+    """Features of images by digest; the least recently used leave first."""
+
+    def __init__(self, limit: int) -> None:
+        """limit: bytes"""
+        self._limit = limit
+        self._found: OrderedDict[bytes, Tensor] = OrderedDict()
+        self.num_bytes = 0
+
+    def get(self, digest: bytes) -> Tensor | None:
+        features = self._found.get(digest)
+        if features is not None:
+            self._found.move_to_end(digest)
+        return features
+
+    def put(self, digest: bytes, features: Tensor) -> None:
+        """Those of the newest image stay, however large they are."""
+        self._found[digest] = features
+        self.num_bytes += features.nbytes
+        while self.num_bytes > self._limit and len(self._found) > 1:
+            _, dropped = self._found.popitem(last=False)
+            self.num_bytes -= dropped.nbytes
+
+
+class EncoderClock:
+    """Counts the seconds that the encoder takes: of a GPU, without waiting for it."""
+
+    def __init__(self, counts: ImageCounts, device: torch.device) -> None:
+        self._counts, self._on_gpu = counts, device.type == "cuda"
+        self._running: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def run(self, encode: Encode, pixels: Tensor) -> Tensor:
+        self._counts.encoded += 1
+        if not self._on_gpu:
+            began = time.perf_counter()
+            features = encode(pixels)
+            self._counts.seconds += time.perf_counter() - began
+            return features
+        self.collect()
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        features = encode(pixels)
+        ended.record()
+        self._running.append((began, ended))
+        return features
+
+    def collect(self) -> None:
+        """Add what has ended."""
+        while self._running and self._running[0][1].query():
+            began, ended = self._running.pop(0)
+            self._counts.seconds += began.elapsed_time(ended) / 1000
+
+
+class RowImages:
+    def __init__(
+        self,
+        encode: Encode,
+        *,
+        token_side: int,
+        num_slots: int,
+        device: torch.device,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        """token_side: pixels of a side of what one token stands for"""
+        self.counts = ImageCounts()
+        # [slots]: what is added to a token's place for its position.
+        self.position_deltas = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self._sent = np.zeros(num_slots, dtype=np.int64)  # their values
+        self._encode, self._side, self._device = encode, token_side, device
+        self._clock = EncoderClock(self.counts, device)
+        self._cache = FeatureCache(cache_bytes)
+        self._rows: dict[int, tuple[ImagePositions, tuple[PromptImage, ...]]] = {}  # by slot
+
+    def in_step(self, batch: Batch) -> bool:
+        """Whether a token of the batch is of an image, before or after prepare()."""
+        if not self._rows and not any(row.images for row in batch.new_rows):
+            return False
+        new = {row.slot: self._positions(row) for row in batch.new_rows}
+        for slot, start, end in _prefill_rows(batch):
+            known = self._rows.get(slot)
+            positions = new[slot] if slot in new else known and known[0]
+            if positions and positions.overlapping(start, end):
+                return True
+        return False
+
+    def prepare(self, batch: Batch, num_tokens: int) -> StepImages | None:
+        """Encode what is missing, and queue the copies that the step needs.
+
+        num_tokens: of the step, padding included.  None: no token is of an image.
+        """
+        for row in batch.new_rows:
+            self._rows.pop(row.slot, None)
+            positions = self._positions(row)
+            if positions is not None:
+                self._rows[row.slot] = positions, row.images
+        self._send_deltas(batch)
+        self._clock.collect()
+        step_images = self._step_images(batch, num_tokens) if self.in_step(batch) else None
+        for slot, _, end in _prefill_rows(batch) if self._rows else ():
+            known = self._rows.get(slot)
+            if known is not None and end >= known[0].spans[-1].end:
+                self._rows[slot] = known[0], ()  # what is recomputed later is sent again
+        return step_images
+
+    def _step_images(self, batch: Batch, num_tokens: int) -> StepImages:
+        places = np.zeros((3, num_tokens), dtype=np.int64)
+        index = np.full(num_tokens, -1, dtype=np.int64)
+        found: list[Tensor] = []
+        count, at = 0, batch.decode_rows
+        assert (batch.q_lens[:at] == 1).all(), "a decode row has one token"
+        places[:, :at] = batch.starts[:at] + self._sent[batch.slots[:at]]
+        for slot, start, end in _prefill_rows(batch):
+            row = slice(at, at + end - start)
+            at += end - start
+            known = self._rows.get(slot)
+            if known is None:
+                places[:, row] = np.arange(start, end)
+                continue
+            positions, images = known
+            places[:, row] = positions.triples(start, end)
+            for number in positions.overlapping(start, end):
+                span = positions.spans[number]
+                first, last = max(span.start, start), min(span.end, end)
+                features = self._features(images[number])
+                found.append(features[first - span.start : last - span.start])
+                index[row][first - start : last - start] = np.arange(count, count + last - first)
+                count += last - first
+        return StepImages(
+            torch.cat(found), upload(index, self._device), upload(places, self._device)
+        )
+
+    def deltas(self, batch: Batch) -> Tensor | None:
+        """[T]: position_deltas of the tokens of a batch that is prepared; None: all are 0."""
+        deltas = self._sent[batch.slots]
+        if not deltas.any():
+            return None
+        return upload(np.repeat(deltas, batch.q_lens), self._device)
+
+    def _positions(self, row: NewRow) -> ImagePositions | None:
+        if not row.images:
+            return None
+        side = self._side
+        return ImagePositions(
+            [ImageSpan(one.start, one.height // side, one.width // side) for one in row.images]
+        )
+
+    def _send_deltas(self, batch: Batch) -> None:
+        """Those of the rows' next tokens; where the step has images, triples are used instead."""
+        changed: dict[int, int] = {}
+        for slot, _, end in _prefill_rows(batch) if self._rows else _slots_reset(batch):
+            known = self._rows.get(slot)
+            delta = 0 if known is None else known[0].delta(end)
+            if self._sent[slot] != delta:
+                self._sent[slot] = changed[slot] = delta
+        if changed:
+            numbers = np.array([[*changed], [*changed.values()]], dtype=np.int64)
+            slots, deltas = upload(numbers, self._device).unbind()
+            self.position_deltas.index_copy_(0, slots, deltas)
+
+    def _features(self, image: PromptImage) -> Tensor:
+        features = self._cache.get(image.digest)
+        if features is not None:
+            self.counts.cache_hits += 1
+            return features
+        pinned = self._device.type == "cuda"
+        shape = image.height, image.width, 3
+        pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+        pixels.numpy().reshape(-1)[:] = np.frombuffer(image.pixels, dtype=np.uint8)
+        on_device = pixels.to(self._device, non_blocking=True)
+        features = self._clock.run(self._encode, on_device)
+        self._cache.put(image.digest, features)
+        return features
+
+
+def _prefill_rows(batch: Batch) -> Iterator[tuple[int, int, int]]:
+    """Slot, first place and the place after the last, of the rows that do not decode."""
+    first = batch.decode_rows
+    starts = batch.starts[first:]
+    ends = starts + batch.q_lens[first:]
+    yield from zip(batch.slots[first:].tolist(), starts.tolist(), ends.tolist(), strict=True)
+
+
+def _slots_reset(batch: Batch) -> Iterable[tuple[int, int, int]]:
+    """As _prefill_rows, of the slots of new sequences alone: no slot has images."""
+    return [(row.slot, 0, 0) for row in batch.new_rows]

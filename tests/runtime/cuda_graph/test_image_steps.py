@@ -1,0 +1,120 @@
+"""Steps with images, padded and in kernels, give what transformers gives; others replay graphs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attention.backend import Capacity, Shape
+from attention.dispatch import choose
+from attention.kv_pool import KVPool
+from model_zoo.config import read_config
+from runtime.config import ResolvedConfig
+from runtime.cuda_graph.executor import GraphExecutor
+from runtime.cuda_graph.launch import Buckets, LaunchPlanner, StepLaunch
+from runtime.engine.loop import Engine
+from runtime.executor.images import RowImages
+from runtime.messages import EngineRequest, SamplingParams
+from runtime.scheduler.batch import make_batch
+from tests.support.models.loaded_model import load_model
+from tests.support.models.tiny_vision import (
+    SIDE,
+    library_answer,
+    picture,
+    prompt_with,
+    write_vision_checkpoint,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered"),
+    pytest.mark.filterwarnings("ignore:overflow encountered"),
+]
+SLOTS, PAGE, MAX_LEN, STEPS = 3, 16, 96, 6
+TEXT = [5, 9, 17, 33, 2, 71, 8]
+PROMPTS = [
+    prompt_with(TEXT, picture(3, 4, 0), TEXT),
+    prompt_with(TEXT * 2),
+    prompt_with(picture(2, 2, 1), TEXT, picture(1, 8, 2), TEXT),
+    prompt_with(TEXT * 3),  # in a slot that had images
+]
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> torch.device:
+    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
+    return torch.device(request.param)
+
+
+def make_engine(checkpoint: Path, device: torch.device) -> tuple[Engine, GraphExecutor]:
+    config = read_config(checkpoint)
+    model: Any = load_model(config, checkpoint, dtype=torch.float32, device=device)
+    shape = Shape(
+        heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        page_size=PAGE, dtype=torch.float32, kv_dtype=torch.float32,
+    )  # fmt: skip
+    resolved = ResolvedConfig(
+        model="", device="cpu", dtype="float32", kv_dtype="float32", attention="flash2",
+        load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=24,
+        page_size=PAGE, num_pages=20, prefix_cache=True, threads=1, seed=0, image_token_side=SIDE,
+    )  # fmt: skip
+    kv = KVPool.allocate(
+        layers=config.num_layers, pages=20, kv_heads=config.num_kv_heads, page_size=PAGE,
+        head_dim=config.head_dim, dtype=torch.float32, device=device,
+    )  # fmt: skip
+    images = RowImages(model.encode, token_side=SIDE, num_slots=SLOTS, device=device)
+    executor = GraphExecutor(
+        model,
+        resolved=resolved,
+        vocab_size=config.vocab_size,
+        kv=kv,
+        backend=choose(device, "flash2", shape, Capacity(rows=SLOTS, tokens=24)),
+        device=device,
+        images=images,
+    )
+    return Engine(resolved, config.vocab_size, executor), executor
+
+
+def test_padded_steps_with_images_give_the_tokens_of_transformers(
+    tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reference = write_vision_checkpoint("qwen3-vl", tmp_path)
+    engine, executor = make_engine(tmp_path, device)
+    launches: list[StepLaunch] = []
+    run = executor.run
+
+    def noted(launch: Any) -> None:
+        launches.append(launch)
+        run(launch)
+
+    monkeypatch.setattr(executor, "run", noted)
+    params = SamplingParams(max_tokens=STEPS, temperature=0)
+    for id, (tokens, images) in enumerate(PROMPTS):
+        engine.add(EngineRequest(id, 0, tokens, params, images=images))
+    answers: list[list[int]] = [[] for _ in PROMPTS]
+    while not engine.idle:
+        for output in engine.step():
+            assert output.error is None
+            answers[output.id] += output.tokens
+    assert answers == [library_answer(reference, *prompt, STEPS) for prompt in PROMPTS]
+    decoding = [
+        launch for launch in launches if launch.batch.decode_rows == len(launch.batch.slots)
+    ]
+    assert decoding and not any(launch.has_images for launch in decoding)
+    assert any(launch.has_images for launch in launches)
+
+
+def test_a_step_with_images_replays_no_graph_and_any_other_does() -> None:
+    buckets = Buckets(4, 64)
+    planner = LaunchPlanner(
+        buckets, set(buckets.graphs()), free_bytes=lambda: 1 << 40, uncaptured=[]
+    )
+    batch = make_batch([0], [0], [2], [1, 2], [1], [0], [True], 0, [])
+    launch = planner.plan(batch, all_hidden_states=False, has_images=True)
+    assert launch.has_images and not launch.graph and planner.counts.steps_without == 1
+    assert planner.plan(batch, all_hidden_states=False).graph

@@ -1,0 +1,198 @@
+"""Through the whole engine, a model says of images what transformers says, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from runtime.config import DeviceOption, EngineConfig
+from runtime.engine.loop import Engine
+from runtime.executor.torch_executor import TorchExecutor
+from runtime.messages import EngineRequest, PromptImage, SamplingParams
+from runtime.startup.loading import load
+from tests.support.models.tiny_vision import (
+    VISION_KINDS,
+    library_answer,
+    picture,
+    prompt_with,
+    write_vision_checkpoint,
+)
+
+STEPS = 64
+TEXT = [5, 9, 17, 33, 2, 71, 8, 40, 41, 42]
+Prompt = tuple[list[int], tuple[PromptImage, ...]]
+A, B, WIDE, LARGE = picture(3, 4, 0), picture(3, 4, 1), picture(2, 9, 2), picture(7, 6, 3)
+PROMPTS: list[Prompt] = [
+    prompt_with(TEXT, A, TEXT),
+    prompt_with(TEXT, B, TEXT),  # as the first, but for what the image shows
+    prompt_with(LARGE, TEXT, WIDE, A, TEXT * 2),
+    prompt_with(TEXT * 3),
+    prompt_with(TEXT, A, TEXT, WIDE, TEXT),  # a further turn of the first
+    prompt_with(TEXT, A, TEXT * 2, B, TEXT),
+]
+
+
+@pytest.fixture(scope="module", params=VISION_KINDS)
+def written(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
+    directory = tmp_path_factory.mktemp(request.param)
+    return directory, write_vision_checkpoint(request.param, directory)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(written: tuple[Path, Any]) -> Path:
+    return written[0]
+
+
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> DeviceOption:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def expected(written: tuple[Path, Any]) -> list[list[int]]:
+    return [library_answer(written[1], *prompt, STEPS) for prompt in PROMPTS]
+
+
+def make_engine(checkpoint: Path, device: DeviceOption, **changes: Any) -> Engine:
+    options = {"kv_tokens": 2048, "max_num_seqs": 4, "max_batched_tokens": 512, **changes}
+    config = EngineConfig(
+        model=str(checkpoint), device=device, dtype="float32", threads=1, **options
+    )
+    loaded = load(config, lambda phase, done, total: None)
+    return Engine(
+        loaded.resolved,
+        loaded.ready.vocab_size,
+        loaded.executor,
+        images=loaded.executor.image_counts,
+    )
+
+
+def answer(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
+    params = SamplingParams(max_tokens=STEPS, temperature=0)
+    answers: list[list[int]] = [[] for _ in prompts]
+    for id, (tokens, images) in enumerate(prompts):
+        engine.add(EngineRequest(id, 0, tokens, params, images=images))
+    while not engine.idle:
+        for output in engine.step():
+            assert output.error is None, output.error
+            answers[output.id] += output.tokens
+    return answers
+
+
+@pytest.mark.parametrize("batched", [7, 48, 512])
+def test_chunks_that_cut_images_change_no_token(
+    checkpoint: Path, device: DeviceOption, expected: list[list[int]], batched: int
+) -> None:
+    engine = make_engine(checkpoint, device, max_batched_tokens=batched)
+    assert answer(engine, PROMPTS) == expected
+    stats = engine.stats()
+    assert stats.images_encoded == 4 and stats.image_encoder_seconds > 0
+
+
+def test_preempted_sequences_see_their_images_again(
+    checkpoint: Path, device: DeviceOption, expected: list[list[int]]
+) -> None:
+    engine = make_engine(checkpoint, device, kv_tokens=288, max_batched_tokens=64)
+    assert answer(engine, PROMPTS) == expected
+    assert engine.stats().preemptions > 0
+
+
+def test_a_prefix_is_cached_for_the_same_images_alone(
+    checkpoint: Path, device: DeviceOption, expected: list[list[int]]
+) -> None:
+    engine = make_engine(checkpoint, device)
+    for number in (0, 1):
+        assert answer(engine, [PROMPTS[number]]) == [expected[number]]
+    assert engine.stats().cached_tokens == 0  # the first page has the image's first tokens
+    assert answer(engine, [PROMPTS[0]]) == [expected[0]]
+    cached = engine.stats().cached_tokens
+    assert cached == (len(PROMPTS[0][0]) - 1) // 16 * 16
+    assert answer(engine, [PROMPTS[4]]) == [expected[4]]
+    assert engine.stats().cached_tokens > cached
+    assert engine.stats().images_encoded == 3
+
+
+def test_an_image_behind_a_cached_prefix_is_not_encoded(
+    checkpoint: Path, device: DeviceOption
+) -> None:
+    engine = make_engine(checkpoint, device)
+    prompt = prompt_with(A, TEXT * 4)
+    first = answer(engine, [prompt])
+    forget_features(engine)
+    assert answer(engine, [prompt]) == first
+    assert engine.stats().images_encoded == 1 and engine.stats().image_cache_hits == 0
+
+
+def test_answers_of_one_prompt_encode_its_image_once(
+    checkpoint: Path, device: DeviceOption
+) -> None:
+    engine = make_engine(checkpoint, device, max_batched_tokens=16)
+    first, *others = answer(engine, [PROMPTS[0]] * 4)
+    assert others == [first] * 3
+    assert engine.stats().images_encoded == 1 and engine.stats().image_cache_hits > 0
+
+
+def forget_features(engine: Engine, limit: int = 1) -> None:
+    """Features of other images than the newest are encoded again."""
+    from runtime.executor.images import FeatureCache
+
+    engine._executor._images._cache = FeatureCache(limit)  # type: ignore[attr-defined]
+
+
+def test_images_whose_features_were_dropped_are_encoded_again(
+    checkpoint: Path, device: DeviceOption, expected: list[list[int]]
+) -> None:
+    engine = make_engine(checkpoint, device, max_batched_tokens=16)
+    forget_features(engine)
+    assert answer(engine, PROMPTS) == expected
+    assert engine.stats().images_encoded > 4
+
+
+def without_pixels(image: PromptImage) -> PromptImage:
+    return replace(image, pixels=image.pixels[:-1])
+
+
+WRONG: list[tuple[Callable[[PromptImage], PromptImage], str]] = [
+    (lambda image: replace(image, start=200), "not within the prompt"),
+    (lambda image: replace(image, num_tokens=11), "does not take 11 tokens"),
+    (lambda image: replace(image, width=100), "multiples of 32"),
+    (without_pixels, "not 3 for each pixel"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), WRONG)
+def test_images_that_do_not_fit_their_prompt_fail_alone(
+    checkpoint: Path, change: Callable[[PromptImage], PromptImage], message: str
+) -> None:
+    engine = make_engine(checkpoint, "cpu")
+    tokens, [image] = PROMPTS[0]
+    params = SamplingParams(max_tokens=2, temperature=0)
+    engine.add(EngineRequest(1, 0, tokens, params, images=(change(image),)))
+    engine.add(EngineRequest(2, 0, tokens, params, images=(image,)))
+    errors: dict[int, str | None] = {}
+    while not engine.idle:
+        errors |= {output.id: output.error for output in engine.step() if output.finish}
+    assert message in (errors[1] or "") and errors[2] is None
+
+
+def test_text_alone_makes_no_call_that_images_need(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(checkpoint, "cpu")
+    executor = engine._executor
+    assert isinstance(executor, TorchExecutor)
+
+    def refuse(pixels: Tensor) -> Tensor:
+        raise AssertionError("no image is there")
+
+    monkeypatch.setattr(executor._images, "_encode", refuse)
+    answer(engine, [PROMPTS[3]])
+    assert torch.count_nonzero(executor._images.position_deltas) == 0  # type: ignore[union-attr]
