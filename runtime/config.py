@@ -58,6 +58,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0
     max_batched_tokens: int = 0
     page_size: int = 16
+    max_image_pixels: int = MAX_IMAGE_PIXELS  # that the model sees of an image
     itl_target_ms: float = 0.0  # inter-token latency while other requests are prefilled
     kv_tokens: int = 0  # that KV pages of every layer hold; 0: what the memory allows
     gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it
@@ -221,6 +222,7 @@ def resolve(
         num_snapshots=num_snapshots,
         snapshot_every=-(-requested.snapshot_every // unit) * unit,
         image_token_side=facts.image_token_side,
+        max_image_pixels=requested.max_image_pixels,
     )
 
 

@@ -31,6 +31,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True):
     stall_seconds: float = 30.0
     max_body_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
+    image_urls: str = ""  # hosts that images are fetched from, "any", or ""
+    limit_mm_per_prompt: str = "image=16"
     data_dir: str = ""  # files and batches are off without it
     max_file_bytes: int = 200 << 20
     max_data_bytes: int = 16 << 30

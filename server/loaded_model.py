@@ -10,7 +10,6 @@ from server.errors import Unavailable
 from server.prompt.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:
-    from server.images.limits import ImageLimits
     from server.images.reader import ImageReader
 
 # What is done until the server is ready, by the names of the phases; in the order of a start on a
@@ -28,6 +27,8 @@ PHASES = {
     "graphs": "capturing graphs",
 }
 MAX_RETRY_SECONDS = 30
+# In the directories of models that read images, and sometimes of others.
+PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 
 
 class LoadedModel:
@@ -39,7 +40,7 @@ class LoadedModel:
         directory: str = "",
         images: ImageReader | None = None,
     ) -> None:
-        """images: None: the model reads text only"""
+        """images: None: the model's files describe no images"""
         self.tokenizer = tokenizer
         self.directory = directory
         self.images = images
@@ -48,11 +49,6 @@ class LoadedModel:
         self, tokenizer: ChatTokenizer, directory: str, images: ImageReader | None = None
     ) -> None:
         self.tokenizer, self.directory, self.images = tokenizer, directory, images
-
-    @property
-    def vision(self) -> ImageLimits | None:
-        """What the model reads of images; None: nothing."""
-        return None if self.images is None else self.images.limits
 
 
 def loading(client: Engine) -> Unavailable:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
@@ -26,6 +27,10 @@ from server.metrics.metrics import Metrics
 from server.prompt.tokenizer import ChatTokenizer
 from server.telemetry.requests import Tracing
 from server.tool_calls.output_parser import OutputFormats
+
+if TYPE_CHECKING:
+    from server.images.limits import ImageLimits
+    from server.images.reader import ImageReader
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,22 @@ class ServerState:
 
     @property
     def readable(self) -> Readable:
-        return Readable(self.config.served_names[0], self.model.vision is not None)
+        return Readable(self.config.served_names[0], self.images is not None)
+
+    @property
+    def images(self) -> ImageReader | None:
+        """What reads images for the model; None: it reads text only.
+
+        The files of a model may describe images that its engine does not take.  Until there is an
+        engine to say so, requests wait for it, not for their images.
+        """
+        ready = self.client.ready
+        return self.model.images if ready is None or ready.reads_images else None
+
+    @property
+    def vision(self) -> ImageLimits | None:
+        """What the model reads of images; None: nothing."""
+        return None if self.images is None else self.images.limits
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless the name is one that this server serves."""

@@ -33,7 +33,7 @@ NAMES = {
     "mixtral": BlockNames("block_sparse_moe", projections=("w1", "w3", "w2")),
     "gpt_oss": BlockNames(router="router", transposed=True, interleaved=True, stacked=True),
     "glm4_moe": BlockNames(shared="shared_experts"),
-    "qwen3_vl_moe": BlockNames(transposed=True, stacked=True),
+    "qwen3_vl_moe": BlockNames(transposed=True),
 }
 
 

@@ -120,6 +120,7 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
         max_len=longest,
         page_size=requested.page_size,
         num_groups=len(layout_of(config, requested.max_model_len).groups),
+        image_pixels=requested.max_image_pixels,
     )
     plan = estimate(
         config,

@@ -10,6 +10,8 @@ NEEDLESS = "leave it out"
 
 # Options of vLLM and SGLang -> what to do instead.
 REMEDIES = {
+    "allowed-local-media-path": "upload files to /v1/files, see --data-dir",
+    "allowed-media-domains": "use --image-urls",
     "api-server-count": "use --api-workers",
     "attention-backend": "use --attention",
     "block-size": "use --page-size",
@@ -33,7 +35,6 @@ REMEDIES = {
     "gpu-memory-utilization": "use --gpu-memory, a share of the memory that is free",
     "hf-token": "set the variable HF_TOKEN",
     "kv-cache-dtype": "use --kv-dtype",
-    "limit-mm-per-prompt": f"{NEEDLESS}, models read text only",
     "lora-modules": "merge adapters into the weights",
     "lora-paths": "merge adapters into the weights",
     "max-num-batched-tokens": "use --max-batched-tokens",

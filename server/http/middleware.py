@@ -269,7 +269,11 @@ class Bounds:
                         return
 
     def _too_large(self) -> str:
-        return f"the body is larger than {self._limit()} bytes: send less"
+        option = "--max-file-bytes" if self._is_upload() else "--max-body-bytes"
+        return (
+            f"the body is larger than {self._limit()} bytes: send less (the operator can raise "
+            f"{option})"
+        )
 
     def _limit(self) -> int:
         """How many bytes the body may have."""

@@ -55,7 +55,7 @@ class RequestImages:
 
         Raises RequestError that names the field of the first that cannot be used, RateLimited.
         """
-        reader = state.model.images
+        reader = state.images
         if reader is None:
             state.readable.check_field(found[0][0])
         assert reader is not None

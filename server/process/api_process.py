@@ -32,7 +32,7 @@ from server.config import ServerConfig
 from server.engine import engine_state
 from server.generation.request_log import RequestLog
 from server.http.access import ApiKeys
-from server.loaded_model import LoadedModel
+from server.loaded_model import PROCESSOR_FILES, LoadedModel
 from server.metrics.metrics import Metrics
 from server.process.drain import drain
 from server.process.http_server import http_server
@@ -44,6 +44,7 @@ from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from server.state import ServerState
 
 if TYPE_CHECKING:
+    from server.images.reader import ImageReader
     from server.telemetry.tracing import Tracing
 
 log = logging.getLogger("wavefill.server")
@@ -146,7 +147,8 @@ async def load_model(state: ServerState, found: asyncio.Future[str]) -> None:
     """Raises TokenizerError."""
     config, directory = state.config, await found
     tokenizer = await asyncio.to_thread(tokenizer_of, config, directory)
-    state.model.set(tokenizer, directory)
+    images = await asyncio.to_thread(images_of, config, directory, tokenizer)
+    state.model.set(tokenizer, directory, images)
     gc.collect()
     gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
@@ -159,6 +161,18 @@ def tokenizer_of(config: ServerConfig, directory: str) -> ChatTokenizer:
         chat_template=config.chat_template,
         special_in_content=config.special_tokens_in_content,
     )
+
+
+def images_of(config: ServerConfig, directory: str, tokenizer: ChatTokenizer) -> ImageReader | None:
+    """None for a model without an image processor, for which nothing of images is loaded.
+
+    Raises TokenizerError.
+    """
+    if not any((Path(directory) / name).is_file() for name in PROCESSOR_FILES):
+        return None
+    from server.images.model_files import image_reader
+
+    return image_reader(config, directory, tokenizer)
 
 
 class BackgroundWork:

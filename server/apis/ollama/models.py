@@ -82,7 +82,7 @@ def _capabilities(state: ServerState) -> list[str]:
         found.append("thinking")
     if fill_format(tokenizer) is not None:
         found.append("insert")
-    if state.model.vision is not None:
+    if state.vision is not None:
         found.append("vision")
     return found
 

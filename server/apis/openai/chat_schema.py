@@ -264,6 +264,7 @@ class ChatRequest(SamplingBody):
         return [
             (FieldPath("messages", index, "content", place, "image_url"), image)
             for index, message in enumerate(self.messages)
+            if isinstance(message.content, list)
             for place, image in message.images()
         ]
 

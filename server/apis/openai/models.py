@@ -46,7 +46,7 @@ def _model(state: ServerState, name: str) -> dict[str, Any]:
         "root": state.config.served_names[0],
         "parent": None,
         "max_model_len": None if ready is None else ready.max_model_len,
-        "images": None if state.model.vision is None else state.model.vision.description(),
+        "images": None if state.vision is None else state.vision.description(),
     }
 
 

@@ -25,6 +25,7 @@ from tests.support.models.tiny_vision import (
     prompt_with,
     write_vision_checkpoint,
 )
+from tests.support.quantization.quantized_models import write_quantized_vision
 
 CPU = torch.device("cpu")
 TEXT = [5, 9, 17, 33, 2, 71, 8]
@@ -73,6 +74,19 @@ def test_logits_equal_those_of_transformers(kind: str, name: str, tmp_path: Path
     for cuts in ([], [1, 10], [11, 12, len(tokens) - 1]):
         logits = logits_in_steps(model, tokens, images, cuts)
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+@pytest.mark.parametrize("experts", [False, True])
+@pytest.mark.parametrize("format", ["fp8-block", "awq", "int4-g128", "nvfp4"])
+def test_the_text_model_may_be_quantized_and_the_encoder_is_not(
+    format: str, experts: bool, tmp_path: Path
+) -> None:
+    reference = write_quantized_vision(tmp_path, format, experts=experts)
+    model = load_model(read_config(tmp_path), tmp_path, dtype=torch.float32, device=CPU)
+    tokens, images = PROMPTS["several"]
+    expected = library_logits(reference, tokens, images)
+    logits = logits_in_steps(model, tokens, images, [11])
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("name", PROMPTS)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, get_args
 
 import pytest
+from msgspec.structs import replace
 
 from server.batches import store as batch_store
 from server.constrained import grammar_client
@@ -62,6 +63,8 @@ def full_images(server: BatchServer, patch: pytest.MonkeyPatch) -> None:
     limits, fetcher = ImageLimits(token="<|end|>"), ImageFetcher(AllowedHosts())
     reader = ImageReader(limits, fetcher, ImageDecoder(max_waiting=0))
     patch.setattr(server.state.model, "images", reader)
+    assert server.engine.ready is not None
+    server.engine.ready = replace(server.engine.ready, reads_images=True)
 
 
 def full_files(server: BatchServer, patch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx2 as httpx
 import pytest
+from msgspec.structs import replace
 
 from tests.support.images.pictures import encoded, noise
 from tests.support.images.vision_server import (
@@ -17,6 +19,7 @@ from tests.support.images.vision_server import (
     RESPONSES,
     body_of,
     message_of,
+    vision_server,
 )
 from tests.support.paths import ROOT
 
@@ -52,3 +55,19 @@ def test_nothing_of_images_is_loaded_at_start() -> None:
         "assert not found, found"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_files_that_describe_images_do_not_make_a_model_read_them(tmp_path: Path) -> None:
+    with vision_server(tmp_path) as fake:
+        assert fake.engine.ready is not None
+        fake.engine.ready = replace(fake.engine.ready, reads_images=False)
+        answer = httpx.post(fake.url + CHAT, json=body_of(CHAT, encoded(noise(40, 30))))
+        assert answer.status_code == 400 and NEEDS in message_of(answer)
+        assert httpx.get(f"{fake.url}/v1/models").json()["data"][0]["images"] is None
+
+
+def test_until_the_model_is_loaded_an_image_is_no_mistake(tmp_path: Path) -> None:
+    with vision_server(tmp_path) as fake:
+        fake.engine.ready = None
+        answer = httpx.post(fake.url + CHAT, json=body_of(CHAT, encoded(noise(40, 30))))
+        assert answer.status_code == 503 and "not loaded yet" in message_of(answer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,14 @@ PROCESSOR = {
 VISION_KINDS = ("qwen3-vl", "qwen3-vl-tied", "qwen3-vl-moe")
 
 
-def _config(kind: str):
+def _config(kind: str, text_changes: Mapping[str, Any], image_token_id: int):
     from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
 
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [6, 5, 5]}
     text: dict[str, Any] = {**TEXT, "rope_parameters": {**rope, "mrope_interleaved": True}}
+    text |= text_changes
     ids = {
-        "image_token_id": IMAGE_PAD, "video_token_id": VIDEO_PAD,
+        "image_token_id": image_token_id, "video_token_id": VIDEO_PAD,
         "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
     }  # fmt: skip
     tied = kind == "qwen3-vl-tied"
@@ -61,16 +63,22 @@ def _config(kind: str):
     return Qwen3VLConfig(text_config=text, vision_config=VISION, **ids)
 
 
-def write_vision_checkpoint(kind: str, directory: Path, **options: Any) -> nn.Module:
-    """Write a checkpoint of `kind`; return transformers' model of it, in float32."""
+def write_vision_checkpoint(
+    kind: str, directory: Path, *, image_token_id: int = IMAGE_PAD, **text: Any
+) -> nn.Module:
+    """Write a checkpoint of `kind`; return transformers' model of it, in float32.
+
+    text: other fields of the text model
+    """
     from transformers import AutoModelForImageTextToText
 
     torch.manual_seed(VISION_KINDS.index(kind))
-    model = AutoModelForImageTextToText.from_config(_config(kind)).eval()
+    config = _config(kind, text, image_token_id)
+    model = AutoModelForImageTextToText.from_config(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(directory, **options)
+    model.save_pretrained(directory)
     if kind == "qwen3-vl-moe":
         _transpose_experts(directory / "model.safetensors")
     (directory / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
@@ -116,7 +124,7 @@ def library_inputs(tokens: list[int], images: tuple[PromptImage, ...]) -> dict[s
     inputs = {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == IMAGE_PAD).to(torch.int32),
+        "mm_token_type_ids": _types(tokens, images),
     }
     if not images:
         return inputs
@@ -138,6 +146,13 @@ def library_inputs(tokens: list[int], images: tuple[PromptImage, ...]) -> dict[s
         "pixel_values": prepared["pixel_values"],
         "image_grid_thw": prepared["image_grid_thw"],
     }
+
+
+def _types(tokens: list[int], images: tuple[PromptImage, ...]) -> Tensor:
+    types = torch.zeros(1, len(tokens), dtype=torch.int32)
+    for image in images:
+        types[0, image.start : image.start + image.num_tokens] = 1
+    return types
 
 
 def library_logits(model: nn.Module, tokens: list[int], images: tuple[PromptImage, ...]) -> Tensor:

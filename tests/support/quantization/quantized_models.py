@@ -130,19 +130,35 @@ def write_quantized_experts(directory: Path, name: str) -> nn.Module:
     return _write(directory, name, moe_config())
 
 
+def write_quantized_vision(directory: Path, name: str, *, experts: bool = False) -> nn.Module:
+    """The same of Qwen3-VL, whose image encoder is not quantized."""
+    from transformers import Qwen3VLConfig, Qwen3VLMoeConfig
+
+    from tests.support.models.tiny_vision import IMAGE_PAD, VISION
+
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [12, 10, 10]}
+    text = (moe_config() if experts else shape_config()).to_dict() | {"rope_parameters": rope}
+    vision = {**VISION, "out_hidden_size": text["hidden_size"]}
+    del text["model_type"]
+    kind = Qwen3VLMoeConfig if experts else Qwen3VLConfig
+    config = kind(text_config=text, vision_config=vision, image_token_id=IMAGE_PAD)
+    return _write(directory, name, config)
+
+
 def _write(
     directory: Path, name: str, config: PretrainedConfig, unquantized: tuple[str, ...] = ()
 ) -> nn.Module:
     """unquantized: the ends of the names of further layers that are not quantized"""
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    kind = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     torch.manual_seed(0)
     random = np.random.default_rng(0)
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    model = kind.from_config(config).float().eval()
     tensors = {name: value for name, value in model.state_dict().items()}
     quantization: dict[str, object] = {}
     for module_name, place in _linears(model):
-        if module_name.endswith(unquantized):
+        if module_name.endswith(unquantized) or ".visual." in module_name:
             continue
         write = FORMATS[name]
         outputs, inputs = place.shape

@@ -78,7 +78,7 @@ def write_tokenizer(
     return folder
 
 
-def ready(context: int = CONTEXT) -> Ready:
+def ready(context: int = CONTEXT, *, reads_images: bool = False) -> Ready:
     return Ready(
         epoch=1,
         model_type="fake",
@@ -95,6 +95,7 @@ def ready(context: int = CONTEXT) -> Ready:
         kv_bytes=0,
         load_seconds=0.0,
         hidden_size=HIDDEN,
+        reads_images=reads_images,
     )
 
 
@@ -265,7 +266,7 @@ class FakeServer:
         self.close_clients()
         self.engine.__init__(  # type: ignore[misc]
             reply=self.engine.reply,
-            ready=ready(self.context),
+            ready=ready(self.context, reads_images=self.images is not None),
             on_snapshot=self.engine.on_snapshot,
         )
         self.say(GREETING)
@@ -316,7 +317,8 @@ def fake_server(
     if not prepared:
         write_tokenizer(folder, template=template)
     tokenizer = ChatTokenizer.load(folder, special_in_content=special_in_content)
-    engine = FakeEngine(reply=lambda request: [], ready=ready(context))
+    first = ready(context, reads_images=images is not None)
+    engine = FakeEngine(reply=lambda request: [], ready=first)
     state = ServerState(
         fake_config(**config),
         engine,

@@ -1,0 +1,57 @@
+"""The options of images: their values read and checked."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from server.config import ServerConfig
+from server.images.addresses import AllowedHosts
+
+MIN_PIXELS = 65_536  # what models enlarge images to
+MAX_PIXELS = 16 << 20  # what models are trained with at most
+MOST_IMAGES = 1024
+KINDS = ("image", "video", "audio")  # of which only images are read
+
+
+class OptionError(ValueError):
+    """The message is for the operator."""
+
+
+def check_options(config: ServerConfig) -> None:
+    """Raises OptionError."""
+    images_per_prompt(config.limit_mm_per_prompt)
+    try:
+        AllowedHosts.parse(config.image_urls)
+    except ValueError as error:
+        raise OptionError(f"--image-urls {config.image_urls}: {error}") from None
+    if not MIN_PIXELS <= config.engine.max_image_pixels <= MAX_PIXELS:
+        raise OptionError(
+            f"--max-image-pixels {config.engine.max_image_pixels}: choose from {MIN_PIXELS} to "
+            f"{MAX_PIXELS}, such as 4m"
+        )
+
+
+def images_per_prompt(text: str) -> int:
+    """Of the value of --limit-mm-per-prompt: image=4, or {"image": 4}.  Raises OptionError."""
+    counts: dict[str, int] = {}
+    try:
+        if text.lstrip().startswith("{"):
+            counts = msgspec.json.decode(text, type=dict[str, int])
+        else:
+            pairs = re.findall(r"(\w+)=([0-9]{1,9})(?:,|$)", text)
+            counts = {kind: int(count) for kind, count in pairs}
+            whole = ",".join(f"{kind}={count}" for kind, count in pairs)
+            counts = counts if whole == text else {text: 0}
+    except msgspec.DecodeError:
+        counts = {text: 0}
+    if not counts.keys() <= set(KINDS) or not 0 <= counts.get("image", 0) <= MOST_IMAGES:
+        raise OptionError(
+            f'--limit-mm-per-prompt {text}: write image=4, or {{"image": 4}}; at most '
+            f"{MOST_IMAGES} images"
+        )
+    for kind in KINDS[1:]:
+        if counts.get(kind):
+            raise OptionError(f"--limit-mm-per-prompt {text}: no model here reads {kind}: use 0")
+    return counts.get("image", 0)
