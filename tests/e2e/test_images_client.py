@@ -15,10 +15,7 @@ from tokenizers import Tokenizer
 
 from runtime.messages import PromptImage
 from tests.support.images.pictures import encoded, noise
-from tests.support.models.tiny_vision import SIDE, library_answer, write_vision_checkpoint
-from tests.support.server.fake_engine import write_tokenizer
-from tests.support.server.server_process import Server, start_server, stop_server
-from tests.support.server.vision_server import (
+from tests.support.images.vision_server import (
     PAD,
     TEMPLATE,
     WORDS,
@@ -26,6 +23,9 @@ from tests.support.server.vision_server import (
     data_url,
     text_part,
 )
+from tests.support.models.tiny_vision import SIDE, library_answer, write_vision_checkpoint
+from tests.support.server.fake_engine import write_tokenizer
+from tests.support.server.server_process import Server, start_server, stop_server
 
 STEPS = 12
 

@@ -22,8 +22,8 @@ from server.images.options import OptionError, images_per_prompt
 from server.images.reader import ImageReader
 from server.process.api_process import images_of
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
+from tests.support.images.vision_server import PAD, TEMPLATE, WORDS
 from tests.support.server.fake_engine import write_tokenizer
-from tests.support.server.vision_server import PAD, TEMPLATE, WORDS
 
 QWEN3: dict[str, Any] = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
