@@ -39,8 +39,10 @@ def image_patches(pixels: Tensor, spec: PatchSpec) -> Tensor:
     patch, merge = spec.patch_size, spec.merge_size
     rows, columns = height // (patch * merge), width // (patch * merge)
     assert channels == 3 and (rows * patch * merge, columns * patch * merge) == (height, width)
-    mean, std = (torch.tensor(each, device=pixels.device) for each in (spec.mean, spec.std))
-    values = (pixels.float() / 255 - mean) / std
+    # Mean and deviation as numbers: as tensors, their copy to a GPU would wait for it.
+    shares = (pixels.float() / 255).unbind(-1)
+    scales = zip(shares, spec.mean, spec.std, strict=True)
+    values = torch.stack([(share - mean) / std for share, mean, std in scales], -1)
     squares = values.view(rows, merge, patch, columns, merge, patch, 3)
     squares = squares.permute(0, 3, 1, 4, 6, 2, 5)  # [rows, columns, merge, merge, 3, patch, patch]
     frames = squares.unsqueeze(5).expand(-1, -1, -1, -1, -1, spec.frames, -1, -1)

@@ -10,6 +10,7 @@ import torch
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
+from model_zoo.inputs import StepImages
 from runtime.cuda_graph import buffers, prepare
 from runtime.cuda_graph.buffers import Layout
 from runtime.cuda_graph.executor import GraphExecutor
@@ -51,7 +52,10 @@ class HostExecutor:
         self.steps: list[tuple[Bucket, bool]] = []
         monkeypatch.setattr(self.executor._step, "run", self.step)
 
-    def step(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
+    def step(
+        self, bucket: Bucket, *, all_hidden_states: bool = False, images: StepImages | None = None
+    ) -> StepTensors:
+        assert images is None
         self.steps.append((bucket, all_hidden_states))
         rows = bucket.tokens if all_hidden_states else bucket.rows
         return StepTensors(torch.zeros(rows, VOCAB), torch.zeros(bucket.rows, VOCAB))
