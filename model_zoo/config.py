@@ -47,8 +47,11 @@ DEFAULT_DTYPES = {"gpt_oss": "bfloat16"}
 DEFAULT_WINDOW, DEFAULT_MAX_WINDOW_LAYERS = 4096, 28
 
 
-def read_config(directory: Path | str) -> ModelConfig:
-    """The config of the model in `directory`.  Raises ModelError with file, field and remedy."""
+def read_config(directory: Path | str, *, images: bool = True) -> ModelConfig:
+    """The config of the model in `directory`.  Raises ModelError with file, field and remedy.
+
+    images: False: of its text model alone
+    """
     path = Path(directory) / "config.json"
     if not path.is_file():
         raise ModelError(
@@ -60,9 +63,10 @@ def read_config(directory: Path | str) -> ModelConfig:
         raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
     check_head(fields)
-    return read_as(
+    config = read_as(
         fields, model_type, read_dtype(fields, DEFAULT_DTYPES.get(model_type, "float32"))
     )
+    return config if images else config.without_vision()
 
 
 def read_as(fields: Fields, model_type: str, dtype: str) -> ModelConfig:

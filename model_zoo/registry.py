@@ -20,14 +20,20 @@ MODELS = {
     "qwen2_moe": "model_zoo.models.llama:Llama",
     "qwen3_moe": "model_zoo.models.llama:Llama",
     **dict.fromkeys(QWEN3_5, "model_zoo.models.qwen3_5:Qwen35"),
-    "qwen3_vl": "model_zoo.models.qwen3_vl:Qwen3VL",
-    "qwen3_vl_moe": "model_zoo.models.qwen3_vl:Qwen3VL",
+    "qwen3_vl": "model_zoo.models.llama:Llama",
+    "qwen3_vl_moe": "model_zoo.models.llama:Llama",
     "gemma2": "model_zoo.models.gemma:Gemma",
     "gemma3": "model_zoo.models.gemma:Gemma",
     "gemma3_text": "model_zoo.models.gemma:Gemma",
     "gpt_oss": "model_zoo.models.llama:Llama",
     "glm4_moe": "model_zoo.models.llama:Llama",
     "gpt2": "model_zoo.models.gpt2:GPT2",
+}
+# With their image encoder (ModelConfig.vision).
+VISION_MODELS = {
+    **dict.fromkeys(QWEN3_5, "model_zoo.models.qwen3_5:Qwen35VL"),
+    "qwen3_vl": "model_zoo.models.qwen3_vl:Qwen3VL",
+    "qwen3_vl_moe": "model_zoo.models.qwen3_vl:Qwen3VL",
 }
 
 
@@ -38,7 +44,8 @@ def build(
     scheme_of: SchemeOf = unquantized,
 ) -> Model:
     """The model with uninitialized weights on `device` (no memory on "meta")."""
-    module, _, name = MODELS[config.model_type].partition(":")
+    models = MODELS if config.vision is None else VISION_MODELS
+    module, _, name = models[config.model_type].partition(":")
     with device:
         linears = LinearFactory(dtype, scheme_of)
         return getattr(importlib.import_module(module), name)(config, linears)

@@ -54,6 +54,28 @@ def read_rope(
     return replace(config, partial=_partial(fields, rope, partial)), length
 
 
+def read_sections(fields: Fields, half: int, default: tuple[int, int, int]) -> tuple[int, int, int]:
+    """RopeConfig.sections.  half: the frequencies of a rotated head; default: where no field says.
+
+    Raises ModelError, naming the field.
+    """
+    name = "rope_parameters" if fields.get("rope_parameters") else "rope_scaling"
+    rope = fields.nested(name)
+    if not rope.flag("mrope_interleaved", True):
+        raise rope.error("mrope_interleaved", False, "only true is supported")
+    value = rope.get("mrope_section")
+    sections = list(default) if value is None else value
+    if (
+        not isinstance(sections, list)
+        or len(sections) != 3
+        or not all(type(count) is int and count >= 0 for count in sections)
+        or sum(sections) != half
+    ):
+        expected = f"three numbers are expected whose sum is {half}, half of what rope rotates"
+        raise rope.error("mrope_section", value, expected)
+    return sections[0], sections[1], sections[2]
+
+
 def read_layer_ropes(
     fields: Fields, max_position: int, *, theta: float, local_theta: float
 ) -> tuple[RopeConfig, RopeConfig]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor, shorten, wrong_shape
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
+from model_zoo.families.model_config import VISION_WEIGHTS
 from model_zoo.kv_scales import is_kv_scale
 from model_zoo.layers.linear import LoadedProjection, Projection
 from model_zoo.layers.moe.experts import Experts, StackedTensor
@@ -156,10 +157,12 @@ class WeightTargets:
         if self._missing or unexpected:
             found = [f"missing: {shorten(self._missing)}"] if self._missing else []
             found += [f"unexpected: {shorten(sorted(unexpected))}"] if unexpected else []
+            encoder = any(n.startswith(VISION_WEIGHTS) for n in (*self._missing, *unexpected))
+            remedy = "; or serve the text model alone: --max-image-pixels 0"
             raise ModelError(
                 f"{self._directory}: these are not the weights of the {config.model_type} model of "
                 f"{config.num_layers} layers that config.json describes: {'; '.join(found)}: check "
-                "config.json, or download the model again"
+                f"config.json, or download the model again{remedy if encoder else ''}"
             )
         if self._wrong:
             raise ModelError(self._wrong[0])

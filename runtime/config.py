@@ -58,7 +58,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_num_seqs: int = 0
     max_batched_tokens: int = 0
     page_size: int = 16
-    max_image_pixels: int = MAX_IMAGE_PIXELS  # that the model sees of an image
+    max_image_pixels: int = MAX_IMAGE_PIXELS  # that it sees of an image; 0: text alone
     itl_target_ms: float = 0.0  # inter-token latency while other requests are prefilled
     kv_tokens: int = 0  # that KV pages of every layer hold; 0: what the memory allows
     gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from attention.spec import AttentionSpec
@@ -12,6 +12,7 @@ from model_zoo.moe_config import MoEConfig
 from model_zoo.rope_config import RopeConfig
 from model_zoo.vision.vision_config import VisionConfig
 
+VISION_WEIGHTS = "model.visual."  # what names of the weights of an image encoder begin with
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -54,6 +55,14 @@ class ModelConfig:
     # After the last layer: layers that predict further tokens, which are not loaded.
     prediction_layers: int = 0
     vision: VisionConfig | None = None  # the image encoder; None: it reads text alone
+
+    def without_vision(self) -> ModelConfig:
+        """Of the text model alone, where there is an image encoder."""
+        if self.vision is None:
+            return self
+        rope = None if self.rope is None else replace(self.rope, sections=())
+        skipped = (*self.skipped_weights, VISION_WEIGHTS)
+        return replace(self, vision=None, text_part=True, skipped_weights=skipped, rope=rope)
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

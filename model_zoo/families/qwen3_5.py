@@ -7,18 +7,27 @@ its fields at the top.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from model_zoo.families.delta_net_config import read_delta_net
-from model_zoo.families.model_config import ModelConfig, read_dtype, read_eos_ids
+from model_zoo.families.model_config import (
+    VISION_WEIGHTS,
+    ModelConfig,
+    read_dtype,
+    read_eos_ids,
+)
 from model_zoo.json_fields import Fields
 from model_zoo.moe_config import read_moe
-from model_zoo.rope_config import read_rope
+from model_zoo.rope_config import read_rope, read_sections
+from model_zoo.vision.vision_config import read_vision
 
 NESTED = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 MODEL_TYPES = (*NESTED, *NESTED.values(), "qwen3_next")
 ROTARY_FACTOR = 0.25  # of a head that rope rotates, where no field says
-# Of the checkpoint, which the text model does not use: the vision tower, and layers that predict
-# further tokens.
-SKIPPED = ("model.visual.", "model.mtp.")
+DEFAULT_SECTIONS = (11, 11, 10)  # of rope, for positions of images
+# Of the checkpoint, which is not used: layers that predict further tokens, and, without
+# `vision_config`, the image encoder.
+SKIPPED = ("model.mtp.",)
 
 
 def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
@@ -47,6 +56,11 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         fields, fields.integer("max_position_embeddings", 32768), partial=ROTARY_FACTOR
     )
     moe = read_moe(fields, model_type, num_layers)
+    vision = None
+    if fields is not outer and outer.get("vision_config") is not None:
+        vision = read_vision(outer, hidden_size)
+        half = int(head_dim * rope.partial) // 2
+        rope = replace(rope, sections=read_sections(fields, half, DEFAULT_SECTIONS))
     inner = fields.integer("intermediate_size", None if moe is not None else 12288)
     return ModelConfig(
         model_type=model_type,
@@ -73,8 +87,9 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
         moe=moe,
         dtype=read_dtype(outer if _has_dtype(outer) else fields),
         delta_net=read_delta_net(fields, num_layers, fused=model_type == "qwen3_next"),
-        text_part=fields is not outer,
-        skipped_weights=SKIPPED,
+        text_part=fields is not outer and vision is None,
+        skipped_weights=SKIPPED if vision is not None else (*SKIPPED, VISION_WEIGHTS),
+        vision=vision,
     )
 
 

@@ -7,11 +7,13 @@ from dataclasses import replace
 
 from model_zoo.families.model_config import ModelConfig, read_dtype, read_eos_ids
 from model_zoo.json_fields import Fields
+from model_zoo.rope_config import read_sections
 from model_zoo.vision.vision_config import read_vision
 
 # The model, and the type whose text model it has.
 MODEL_TYPES = {"qwen3_vl": "qwen3", "qwen3_vl_moe": "qwen3_moe"}
-DEFAULT_SECTIONS = [24, 20, 20]
+DEFAULT_SECTIONS = (24, 20, 20)
+DEFAULT_DEEPSTACK = (8, 16, 24)
 
 
 def read_qwen3_vl(
@@ -30,7 +32,7 @@ def read_qwen3_vl(
     dtype = read_dtype(outer if has_dtype else text)
     config = read_text(text, MODEL_TYPES[model_type], dtype)
     assert config.rope is not None
-    vision = read_vision(outer, config.hidden_size)
+    vision = read_vision(outer, config.hidden_size, deepstack=DEFAULT_DEEPSTACK)
     if len(vision.deepstack_layers) > config.num_layers:
         raise outer.nested("vision_config").error(
             "deepstack_visual_indexes",
@@ -42,27 +44,10 @@ def read_qwen3_vl(
     return replace(
         config,
         model_type=model_type,
-        rope=replace(config.rope, sections=_sections(text, config)),
+        rope=replace(
+            config.rope, sections=read_sections(text, config.head_dim // 2, DEFAULT_SECTIONS)
+        ),
         tie_embeddings=outer.flag("tie_word_embeddings", tied),
         eos_ids=tuple(dict.fromkeys(eos_ids)),
         vision=vision,
     )
-
-
-def _sections(text: Fields, config: ModelConfig) -> tuple[int, int, int]:
-    """RopeConfig.sections."""
-    name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
-    rope, half = text.nested(name), config.head_dim // 2
-    if not rope.flag("mrope_interleaved", True):
-        raise rope.error("mrope_interleaved", False, "only true is supported")
-    value = rope.get("mrope_section")
-    sections = DEFAULT_SECTIONS if value is None else value
-    if (
-        not isinstance(sections, list)
-        or len(sections) != 3
-        or not all(type(count) is int and count >= 0 for count in sections)
-        or sum(sections) != half
-    ):
-        expected = f"three numbers are expected whose sum is {half}, half of head_dim"
-        raise rope.error("mrope_section", value, expected)
-    return sections[0], sections[1], sections[2]

@@ -1,8 +1,9 @@
-"""The text models of Qwen3.5 and Qwen3.6, dense and with experts, and Qwen3-Next.
+"""Qwen3.5 and Qwen3.6, dense and with experts, and Qwen3-Next.
 
 Beside Qwen3: most layers have a gated delta net, whose state of a sequence does not grow, in the
 place of attention; the others' attention has an output gate and rotates the front of a head alone;
-norms of the residual stream, queries and keys multiply by weight + 1.
+norms of the residual stream, queries and keys multiply by weight + 1.  Qwen3.5 has the encoder of
+images of Qwen3-VL, whose features replace embeddings alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
+from model_zoo.families.model_config import VISION_WEIGHTS
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.delta_net.block import DeltaNet, delta_net_rows
@@ -24,6 +26,8 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
+from model_zoo.vision.embed import ReadsImages, embed_with_images
+from model_zoo.vision.encoder import VisionEncoder
 
 
 class Layer(nn.Module):
@@ -107,9 +111,7 @@ class Qwen35(Model):
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]
-        x, residual, (cos_sin,) = embed(
-            self.embedding, norms[0], [self.rope], inp.tokens, inp.positions
-        )
+        x, residual, cos_sin = self._embed(inp, norms[0])
         nets = [layer.delta_net for layer in self.layers if layer.delta_net is not None]
         rows: DeltaNetRows | None = None
         if nets:
@@ -118,6 +120,13 @@ class Qwen35(Model):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             x, residual = norm.add(*layer(x, residual, inp, cos_sin, rows, logit_rows))
         return x
+
+    def _embed(self, inp: ModelInput, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor]:
+        """The norm of the embeddings, the embeddings [T, hidden], and the rope's rows."""
+        x, residual, (cos_sin,) = embed(
+            self.embedding, norm, [self.rope], inp.tokens, inp.positions
+        )
+        return x, residual, cos_sin
 
     def other_weights(self) -> Weights:
         table: Weights = {
@@ -137,3 +146,22 @@ class Qwen35(Model):
             if isinstance(layer.mlp, MoE):
                 table |= router_weights(self.config, index, layer.mlp)
         return table
+
+
+class Qwen35VL(ReadsImages, Qwen35):
+    def __init__(self, config: ModelConfig, linears: LinearFactory) -> None:
+        super().__init__(config, linears)
+        assert config.vision is not None
+        self.vision = VisionEncoder(config.vision, linears.dtype)
+
+    def _embed(self, inp: ModelInput, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor]:
+        if inp.images is None:
+            return super()._embed(inp, norm)
+        residual, cos_sin = embed_with_images(
+            self.embedding, norm, self.rope, inp.tokens, inp.images
+        )
+        x, residual = norm.add(None, residual)
+        return x, residual, cos_sin
+
+    def other_weights(self) -> Weights:
+        return super().other_weights() | self.vision.weights(VISION_WEIGHTS)

@@ -16,7 +16,7 @@ Triple = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionConfig:
-    """Of the vision models of Qwen3-VL.
+    """Of the vision models of Qwen3-VL and Qwen3.5.
 
     positions         side of the square of learned positions
     deepstack_layers  after these blocks, features are taken for the first layers of the text model
@@ -56,10 +56,13 @@ class VisionConfig:
         return (1 + len(self.deepstack_layers)) * self.out_size
 
 
-def read_vision(outer: Fields, hidden_size: int) -> VisionConfig:
+def read_vision(
+    outer: Fields, hidden_size: int, *, deepstack: tuple[int, ...] = ()
+) -> VisionConfig:
     """The `vision_config` of a config.json, and the normalization of the files beside it.
 
-    hidden_size: of the text model.  Raises ModelError, naming the field.
+    hidden_size: of the text model; deepstack: VisionConfig.deepstack_layers where no field says
+    Raises ModelError, naming the field.
     """
     fields = outer.nested("vision_config")
     depth = fields.integer("depth")
@@ -88,16 +91,16 @@ def read_vision(outer: Fields, hidden_size: int) -> VisionConfig:
         merge_size=fields.integer("spatial_merge_size", 2),
         frames=fields.integer("temporal_patch_size", 2),
         positions=math.isqrt(positions),
-        deepstack_layers=_deepstack_layers(fields, depth),
+        deepstack_layers=_deepstack_layers(fields, depth, deepstack),
         mean=mean,
         std=std,
     )
 
 
-def _deepstack_layers(fields: Fields, depth: int) -> tuple[int, ...]:
+def _deepstack_layers(fields: Fields, depth: int, default: tuple[int, ...]) -> tuple[int, ...]:
     name = "deepstack_visual_indexes"
     value = fields.get(name)
-    layers = [8, 16, 24] if value is None else value
+    layers = list(default) if value is None else value
     if (
         not isinstance(layers, list)
         or not all(type(layer) is int and 0 <= layer < depth for layer in layers)

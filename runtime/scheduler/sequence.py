@@ -111,8 +111,13 @@ class Sequence:
         return self.hashes
 
     def _images_in(self, page: int, page_size: int) -> bytes:
-        """Place and digest of the images that have tokens in a page: all images look the same."""
-        first, last = page * page_size, (page + 1) * page_size
+        return self.images_between(page * page_size, (page + 1) * page_size)
+
+    def images_between(self, first: int, last: int) -> bytes:
+        """Place and digest of the images that have tokens from place `first` up to `last`.
+
+        It tells apart tokens that are the same for all images.
+        """
         return b"".join(
             image.start.to_bytes(8, "little") + image.digest
             for image in self.request.images

@@ -20,7 +20,7 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.delta_net.pool import allocate_states
 from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.loader import ModelLoader
-from model_zoo.models.qwen3_vl import Qwen3VL
+from model_zoo.vision.embed import ReadsImages
 from runtime.config import (
     ConfigError,
     DTypeName,
@@ -200,7 +200,7 @@ class EngineSpec:
 
             kind = GraphExecutor
         images = None
-        if isinstance(model, Qwen3VL):
+        if isinstance(model, ReadsImages):
             images = RowImages(
                 model.encode,
                 token_side=resolved.image_token_side,
@@ -226,7 +226,7 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     if device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(requested.seed)
-    config = read_config(Path(requested.model))
+    config = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
     dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads)

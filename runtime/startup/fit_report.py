@@ -166,7 +166,7 @@ def _facts(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -
 def report(query: FitQuery) -> str:
     """The fit report as text.  Raises ConfigError, ModelError or UnsupportedAttention."""
     requested = query.config
-    config = read_config(Path(requested.model))
+    config = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
     target = target_device(query, config)
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     facts = _facts(requested, config, target)

@@ -19,7 +19,7 @@ from torch import Tensor
 from model_zoo.layers.gemm.autotune import run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
-from model_zoo.models.qwen3_vl import Qwen3VL
+from model_zoo.vision.embed import ReadsImages
 from runtime.config import ConfigError
 from runtime.executor.images import CACHE_BYTES
 from runtime.memory_plan import MemoryPlan, size
@@ -89,7 +89,7 @@ class MemoryProfiler:
     def _encode_largest(self) -> Tensor | None:
         """The features of the largest image; None for a model that reads none."""
         side, pixels = self._resolved.image_token_side, self._resolved.max_image_pixels
-        if not isinstance(self._model, Qwen3VL):
+        if not isinstance(self._model, ReadsImages):
             return None
         tokens = pixels // side**2
         columns = isqrt(tokens)

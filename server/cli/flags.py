@@ -42,7 +42,8 @@ SERVER_FLAGS = {
     "max_header_bytes": "largest total size of request headers",
     "image_urls": "hosts that images are fetched from for callers: names with commas between them, "
     "*.NAME for all that end so, or any; without the option none are fetched",
-    "limit_mm_per_prompt": "images of one request, for models that read images",
+    "limit_mm_per_prompt": "images of one request, for models that read images; image=0: serve "
+    "the text model alone",
     "data_dir": "directory for files and batches, which are off without one",
     "max_file_bytes": "largest file that may be uploaded",
     "max_data_bytes": "largest total size of all files; uploads and batches stop at it",
@@ -81,7 +82,8 @@ ENGINE_FLAGS = {
     "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
     "max_batched_tokens": "tokens in one step; 0: 8192 on a large GPU, else 2048, 512 on a CPU",
-    "max_image_pixels": "pixels that the model sees of an image, which is scaled down to them",
+    "max_image_pixels": "pixels that the model sees of an image, which is scaled down to them; "
+    "0: serve the text model alone",
     "itl_target_ms": "chunk prompts so that inter-token latency stays below this; 0: auto",
     "page_size": "tokens in one KV page: 16, 32, 64 or 128",
     "kv_tokens": "size of the KV cache in tokens; 0: as much as --gpu-memory allows",

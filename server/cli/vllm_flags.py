@@ -35,6 +35,7 @@ REMEDIES = {
     "gpu-memory-utilization": "use --gpu-memory, a share of the memory that is free",
     "hf-token": "set the variable HF_TOKEN",
     "kv-cache-dtype": "use --kv-dtype",
+    "language-model-only": "use --limit-mm-per-prompt image=0",
     "lora-modules": "merge adapters into the weights",
     "lora-paths": "merge adapters into the weights",
     "max-num-batched-tokens": "use --max-batched-tokens",

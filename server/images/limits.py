@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from server.apis.openai.chat_schema import ImageDetail
 from server.images.image_error import ImageError
+from server.images.options import MAX_IMAGES
 
 MAX_PIXELS = 4 << 20  # of an image that the model sees, unless the operator says otherwise
 LOW_PIXELS = 512 * 512  # with detail low
 MEDIA_TYPES = ["image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"]
-MAX_IMAGES = 16  # of a request, unless the operator says otherwise
 MAX_ASPECT = 200  # times that one side may be longer than the other
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 import msgspec
+from msgspec.structs import replace
 
 from server.config import ServerConfig
 from server.images.addresses import AllowedHosts
 
 MIN_PIXELS = 65_536  # what models enlarge images to
 MAX_PIXELS = 16 << 20  # what models are trained with at most
+MAX_IMAGES = 16  # of a request, unless the operator says otherwise
 MOST_IMAGES = 1024
 KINDS = ("image", "video", "audio")  # of which only images are read
 
@@ -26,11 +28,19 @@ def check_options(config: ServerConfig) -> None:
         AllowedHosts.parse(config.image_urls)
     except ValueError as error:
         raise OptionError(f"--image-urls {config.image_urls}: {error}") from None
-    if not MIN_PIXELS <= config.engine.max_image_pixels <= MAX_PIXELS:
+    pixels = config.engine.max_image_pixels
+    if pixels and not MIN_PIXELS <= pixels <= MAX_PIXELS:
         raise OptionError(
-            f"--max-image-pixels {config.engine.max_image_pixels}: choose from {MIN_PIXELS} to "
-            f"{MAX_PIXELS}, such as 4m"
+            f"--max-image-pixels {pixels}: choose from {MIN_PIXELS} to {MAX_PIXELS}, such as 4m, "
+            "or 0 to serve the text model alone"
         )
+
+
+def without_unused_encoder(config: ServerConfig) -> ServerConfig:
+    """If requests may have no image, the engine does not load what reads them."""
+    if images_per_prompt(config.limit_mm_per_prompt):
+        return config
+    return replace(config, engine=replace(config.engine, max_image_pixels=0))
 
 
 def images_per_prompt(text: str) -> int:
@@ -54,4 +64,4 @@ def images_per_prompt(text: str) -> int:
     for kind in KINDS[1:]:
         if counts.get(kind):
             raise OptionError(f"--limit-mm-per-prompt {text}: no model here reads {kind}: use 0")
-    return counts.get("image", 0)
+    return counts.get("image", MAX_IMAGES)

@@ -168,7 +168,8 @@ def images_of(config: ServerConfig, directory: str, tokenizer: ChatTokenizer) ->
 
     Raises TokenizerError.
     """
-    if not any((Path(directory) / name).is_file() for name in PROCESSOR_FILES):
+    has_processor = any((Path(directory) / name).is_file() for name in PROCESSOR_FILES)
+    if not has_processor or not config.engine.max_image_pixels:
         return None
     from server.images.model_files import image_reader
 

@@ -49,7 +49,21 @@ QWEN_3_5_27B: dict[str, Any] = {
         "vocab_size": 248_320,
     },
     "tie_word_embeddings": False,
-    "vision_config": {"depth": 27, "model_type": "qwen3_5"},
+    "vision_config": {
+        "deepstack_visual_indexes": [],
+        "depth": 27,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1152,
+        "in_channels": 3,
+        "intermediate_size": 4304,
+        "model_type": "qwen3_5",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 5120,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
 }
 EXPERTS = {
     "moe_intermediate_size": 512,
@@ -73,6 +87,8 @@ def read(directory: Path, config: dict[str, Any], **changed: object) -> ModelCon
     text = {**(config["text_config"] if nested else config), **changed}
     text = {name: value for name, value in text.items() if value is not None}
     whole = {**config, "text_config": text} if nested else text
+    if nested and "hidden_size" in changed:
+        whole["vision_config"] = {**config["vision_config"], "out_hidden_size": text["hidden_size"]}
     (directory / "config.json").write_text(json.dumps(whole))
     return read_config(directory)
 
@@ -111,8 +127,19 @@ def test_tied_embeddings_are_said_in_either_place(
 
 def test_an_export_of_the_text_model_has_its_fields_at_the_top(tmp_path: Path) -> None:
     nested = read(tmp_path, QWEN_3_5_27B)
-    assert nested.text_part
-    assert replace(read(tmp_path, QWEN_3_5_27B["text_config"]), text_part=True) == nested
+    assert nested.vision is not None and not nested.text_part
+    text = nested.without_vision()
+    assert text.text_part and text.vision is None
+    assert replace(read(tmp_path, QWEN_3_5_27B["text_config"]), text_part=True) == text
+
+
+def test_positions_of_images_turn_their_shares_of_the_rotated_front(tmp_path: Path) -> None:
+    nested = read(tmp_path, QWEN_3_5_27B)
+    assert nested.rope is not None and nested.rope.sections == (11, 11, 10)
+    assert nested.vision is not None and nested.vision.deepstack_layers == ()
+    rope = {**QWEN_3_5_27B["text_config"]["rope_parameters"], "mrope_section": [24, 20, 20]}
+    with pytest.raises(ModelError, match=r"mrope_section.*whose sum is 32"):
+        read(tmp_path, QWEN_3_5_27B, rope_parameters=rope)
 
 
 def test_experts_weights_sum_to_one_though_no_field_says_so(tmp_path: Path) -> None:

@@ -22,11 +22,13 @@ def rewrite(directory: Path, added: dict[str, torch.Tensor], *, without: str = "
     save_file(tensors | added, path, metadata={"format": "pt"})
 
 
-def load(directory: Path) -> torch.nn.Module:
-    return load_model(read_config(directory), directory, dtype=torch.float32, device=CPU)
+def load(directory: Path, *, images: bool = True) -> torch.nn.Module:
+    return load_model(
+        read_config(directory, images=images), directory, dtype=torch.float32, device=CPU
+    )
 
 
-def test_images_and_layers_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+def test_what_reads_images_and_predicts_further_tokens_can_be_left_out(tmp_path: Path) -> None:
     """Also where those layers are quantized, as nothing else is."""
     write_checkpoint("qwen3.5", tmp_path)
     rewrite(
@@ -38,7 +40,19 @@ def test_images_and_layers_that_predict_further_tokens_are_left_out(tmp_path: Pa
             "model.visual.merger.linear_fc1.weight_packed": torch.zeros(2, 2),
         },
     )
-    assert load(tmp_path)
+    assert load(tmp_path, images=False)
+    with pytest.raises(ModelError, match=r"unexpected: model\.visual.*: --max-image-pixels 0"):
+        load(tmp_path)
+
+
+def test_a_checkpoint_of_the_text_model_alone_needs_an_option(tmp_path: Path) -> None:
+    write_checkpoint("qwen3.5", tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if "visual" not in n}
+    save_file(tensors, path, metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"missing: model\.visual.*: --max-image-pixels 0"):
+        load(tmp_path)
+    assert load(tmp_path, images=False)
 
 
 def test_other_tensors_are_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
@@ -28,7 +29,10 @@ ALIGNMENT = 64  # positions in prompts are multiples of it: kernels compute so m
 
 
 class Key(NamedTuple):
-    """The hash of the last full page before a position, and the tokens after that page."""
+    """The hash of the last full page before a position, and the tokens after that page.
+
+    If some of these are of images, the hash is that of the images, too.
+    """
 
     parent: PageHash
     tail: bytes
@@ -126,19 +130,19 @@ class StateSnapshots:
         """
         tokens, size = sequence.tokens, self._page_size
         for pages in range(num_pages, -1, -1):
-            parent = sequence.hashes[pages - 1] if pages else sequence.root
             first, best = pages * size, None
-            for tail in self._tails.get(parent, ()):
-                count = len(tail) // 4
-                if first + count >= len(tokens) or (best is not None and len(tail) < len(best)):
+            for key in self._keys_behind(sequence, pages):
+                parent, tail = key
+                end = first + len(tail) // 4
+                if end >= len(tokens) or (best is not None and len(tail) < len(best.tail)):
                     continue
-                if _bytes(tokens[first : first + count]) != tail:
+                if _bytes(tokens[first:end]) != tail or self._parent(sequence, end) != parent:
                     continue
                 if not tail or pool.find(0, page_hash(parent, tail)) is not None:
-                    best = tail
+                    best = key
             if best is not None:
-                page = pool.find(0, page_hash(parent, best)) if best else None
-                return SnapshotHit(first + len(best) // 4, self._index_of[Key(parent, best)], page)
+                page = pool.find(0, page_hash(*best)) if best.tail else None
+                return SnapshotHit(first + len(best.tail) // 4, self._index_of[best], page)
         return None
 
     def load(self, hit: SnapshotHit, state: int, sequence: Sequence) -> None:
@@ -165,8 +169,27 @@ class StateSnapshots:
     def _key(self, sequence: Sequence, position: int) -> Key:
         full = position // self._page_size
         sequence.hash_pages(self._page_size)
+        tail = _bytes(sequence.tokens[full * self._page_size : position])
+        return Key(self._parent(sequence, position), tail)
+
+    def _parent(self, sequence: Sequence, position: int) -> PageHash:
+        """Key.parent of a snapshot at `position`: the hash of the full pages before it, with the
+        images that have tokens in its tail."""
+        full = position // self._page_size
         parent = sequence.hashes[full - 1] if full else sequence.root
-        return Key(parent, _bytes(sequence.tokens[full * self._page_size : position]))
+        if position > full * self._page_size and sequence.request.images:
+            images = sequence.images_between(full * self._page_size, position)
+            return page_hash(parent, images) if images else parent
+        return parent
+
+    def _keys_behind(self, sequence: Sequence, pages: int) -> Iterator[Key]:
+        """The snapshots that may be of a prefix that ends within the page behind so many."""
+        first = pages * self._page_size
+        # Another image begins to count behind its first token.
+        ends = [first, first + 1, *(image.start + 1 for image in sequence.request.images)]
+        inside = [end for end in ends if first <= end < first + self._page_size]
+        for parent in dict.fromkeys(self._parent(sequence, end) for end in inside):
+            yield from (Key(parent, tail) for tail in self._tails.get(parent, ()))
 
     def _take(self) -> int | None:
         """A place for a snapshot; None if all are to be loaded."""

@@ -121,7 +121,7 @@ def requested_config(
     _check_limits(config)
     _check_dashboard_keys(config)
     _check_tracing(config.otlp_traces_endpoint)
-    _check_images(config)
+    config = _checked_images(config)
     if config.batch_concurrency < 1:
         raise UsageError("--batch-concurrency 0: batches need at least 1")
     if config.max_file_bytes < 1 or config.max_file_bytes > config.max_data_bytes:
@@ -206,11 +206,12 @@ def _check_tracing(endpoint: str) -> None:
         )
 
 
-def _check_images(config: ServerConfig) -> None:
-    from server.images.options import OptionError, check_options
+def _checked_images(config: ServerConfig) -> ServerConfig:
+    from server.images.options import OptionError, check_options, without_unused_encoder
 
     try:
         check_options(config)
+        return without_unused_encoder(config)
     except OptionError as error:
         raise UsageError(str(error)) from None
 

@@ -57,12 +57,14 @@ def config_of(*options: str) -> ServerConfig:
         ('{"image": 7}', 7),
         ('{"image": 7, "video": 0, "audio": 0}', 7),
         ("image=0", 0),
-        ("video=0", 0),
+        ("video=0", 16),
     ],
 )
 def test_the_limit_is_written_as_vllm_has_it(text: str, count: int) -> None:
     assert images_per_prompt(text) == count
-    assert config_of("--limit-mm-per-prompt", text).limit_mm_per_prompt == text
+    config = config_of("--limit-mm-per-prompt", text)
+    assert config.limit_mm_per_prompt == text
+    assert (config.engine.max_image_pixels == 0) == (count == 0)
 
 
 @pytest.mark.parametrize(
@@ -180,3 +182,6 @@ def test_without_such_files_nothing_of_images_is_loaded(
 ) -> None:
     monkeypatch.setitem(sys.modules, "server.images.model_files", None)
     assert images_of(ServerConfig(), str(tmp_path), tokenizer) is None
+    write(tmp_path, tokenizer, QWEN3, "preprocessor_config.json")
+    for option in (("--max-image-pixels", "0"), ("--limit-mm-per-prompt", "image=0")):
+        assert images_of(config_of(*option), str(tmp_path), tokenizer) is None

@@ -1,4 +1,4 @@
-"""Small random checkpoints of Qwen3-VL, and prompts with images as transformers takes them."""
+"""Small random checkpoints of models that read images, and prompts as transformers takes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from runtime.messages import PromptImage
-from tests.support.models.tiny_checkpoints import SHAPE
+from tests.support.models.tiny_checkpoints import HYBRID_SHAPE, SHAPE
 
 SIDE = 32  # pixels of a token's side
 VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = 127, 128, 129, 130
@@ -36,7 +36,21 @@ PROCESSOR = {
     "image_std": [0.5, 0.5, 0.5],
     "size": {"shortest_edge": 4096, "longest_edge": 262144},
 }
-VISION_KINDS = ("qwen3-vl", "qwen3-vl-tied", "qwen3-vl-moe")
+HYBRID_VISION_KINDS = ("qwen3.5", "qwen3.5-moe")
+VISION_KINDS = ("qwen3-vl", "qwen3-vl-tied", "qwen3-vl-moe", *HYBRID_VISION_KINDS)
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+def _hybrid_config(kind: str, text_changes: Mapping[str, Any], ids: Mapping[str, int]):
+    from transformers import Qwen3_5Config, Qwen3_5MoeConfig
+
+    text = {**HYBRID_SHAPE, "max_position_embeddings": 2048, **text_changes}
+    vision = {name: value for name, value in VISION.items() if not name.startswith("deepstack")}
+    if kind == "qwen3.5":  # the last layer has a state
+        text |= {"num_hidden_layers": 5}
+        return Qwen3_5Config(text_config=text, vision_config=vision, **ids)
+    text |= {**EXPERTS, "shared_expert_intermediate_size": 40}
+    return Qwen3_5MoeConfig(text_config=text, vision_config=vision, **ids)
 
 
 def _config(kind: str, text_changes: Mapping[str, Any], image_token_id: int):
@@ -49,10 +63,12 @@ def _config(kind: str, text_changes: Mapping[str, Any], image_token_id: int):
         "image_token_id": image_token_id, "video_token_id": VIDEO_PAD,
         "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
     }  # fmt: skip
+    if kind in HYBRID_VISION_KINDS:
+        return _hybrid_config(kind, text_changes, ids)
     tied = kind == "qwen3-vl-tied"
     text["tie_word_embeddings"] = tied
     if kind == "qwen3-vl-moe":
-        text |= {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+        text |= EXPERTS
         return Qwen3VLMoeConfig(text_config=text, vision_config=VISION, **ids)
     if tied:  # all three features go to a model of as many layers
         text |= {"num_hidden_layers": 3}
