@@ -50,6 +50,7 @@ class PackedWeight:
     zeros: Tensor | None = None  # like scales, uint8
     row_scales: Tensor | None = None  # [N] float32
     permutation: Tensor | None = None  # [K] int64
+    sums: Tensor | None = None  # [N] int32, of the words' int8 numbers; of kind int8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -63,7 +64,7 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads."""
-        tensors = self.words, self.scales, self.zeros, self.row_scales
+        tensors = self.words, self.scales, self.zeros, self.row_scales, self.sums
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
