@@ -231,5 +231,6 @@ def scheme_for(stored: StoredFormat, inputs: int, present: Present) -> WeightSch
         zeros=integer and not stored.symmetric,
         row_scales=stored.name in SECOND_SCALE,
         permuted=stored.act_order,
-        activation_bits=stored.activation_bits if kind == "fp8" else 16,
+        activation_bits=stored.activation_bits,
+        activation_zeros=stored.activation_zeros,
     )

@@ -24,6 +24,10 @@ def is_kv_scale(name: str) -> bool:
     return NAME.fullmatch(name) is not None
 
 
+def has_kv_scales(directory: Path | str) -> bool:
+    return any(map(is_kv_scale, Checkpoint.open(Path(directory)).sources))
+
+
 def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """k_scale, v_scale [layers with attention, kv_heads] float32; 1 where the checkpoint has none.
 

@@ -49,6 +49,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     deterministic: bool = False  # batch-invariant: no bit of an answer depends on the batch
     split_planner: SplitPlanner = "auto"
     kv_dtype: KVDType = "auto"  # auto: that of the weights
+    calculate_kv_scales: bool = False  # of fp8 pages, where the checkpoint has none
     snapshot_every: int = 4096  # tokens of a prompt between two snapshots of recurrent states
     snapshot_bytes: int = 0  # of host memory for them
     state_dtype: StateDType = "auto"  # of recurrent states; auto: float32

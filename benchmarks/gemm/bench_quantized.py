@@ -9,6 +9,7 @@ memory's bandwidth at which the weight was read, of:
   dequantize in registers           plain Triton
   dequantize then cuBLAS            above 64 rows: the weight as bf16 into memory, then cuBLAS
   fp8 tensor cores                  of fp8: torch._scaled_mm, and the pass that quantizes x
+  int8 tensor cores                 of int8: Int8Gemm, and the pass that quantizes x
   cuBLAS                            the same shape with bf16 weights
 
 Products follow one another in a CUDA graph with dependent launches, over weights of which none is
@@ -36,6 +37,7 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.candidates import scaled_mm
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegisters, dequant_gemms
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM, reserve_scratch
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind, int8_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -61,7 +63,13 @@ KINDS: dict[str, tuple[CodeKind, int, int, torch.dtype]] = {
 }
 TIMED = ("int4 g128", "fp8 row", "fp8 block", "nvfp4", "mxfp4")
 
-IMPLEMENTATIONS = (SkinnyQuantizedGemm, DequantizeInRegisters, DequantizeThenCublas, ScaledMM)
+IMPLEMENTATIONS = (
+    SkinnyQuantizedGemm,
+    DequantizeInRegisters,
+    DequantizeThenCublas,
+    ScaledMM,
+    Int8Gemm,
+)
 GEMMS = [kind.name for kind in (*IMPLEMENTATIONS, CublasGemm)]  # columns of the table
 
 
@@ -83,7 +91,7 @@ def scheme_of(name: str, inputs: int) -> WeightScheme:
     return WeightScheme(
         kind=kind, row_group=row_group, column_group=min(column_group, inputs), scale_dtype=scales,
         zeros=name.endswith("zeros"), row_scales=name == "nvfp4",
-        activation_bits=8 if kind == "fp8" else 16,
+        activation_bits=8 if kind in ("fp8", "int8") else 16,
     )  # fmt: skip
 
 
@@ -128,6 +136,9 @@ def gemms_of(
     product = scaled_mm(device, BF16, *shape, scheme)
     if product is not None:
         yield product
+    kind = activation_kind(scheme)
+    if kind is not None:
+        yield from int8_gemms(device, kind, rows, *shape)
 
 
 def label(gemm: GemmImpl) -> str:
@@ -139,6 +150,9 @@ def label(gemm: GemmImpl) -> str:
         )
     if isinstance(gemm, DequantizeInRegisters):
         return f"{gemm.block_m}x{gemm.block_n}x{gemm.block_k} parts {gemm.parts}"
+    if isinstance(gemm, Int8Gemm):
+        tma = " TMA" if gemm.tma else ""
+        return f"{gemm.block_m}x{gemm.block_n}x{gemm.block_k} parts {gemm.parts}{tma}"
     return ""
 
 

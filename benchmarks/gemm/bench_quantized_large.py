@@ -8,6 +8,8 @@ For each number of rows and each GEMM of a layer, microseconds and TFLOP/s of:
   row, block          torch._scaled_mm of fp8 weights, and the pass that quantizes x
   ... alone           the same without that pass
   row fast alone      with sums of fewer bits
+  int8, int8 alone    Int8Gemm of int8 weights, with and without the pass that quantizes x
+  int_mm alone        torch._int_mm, without scales: 32-bit sums are written
   then cuBLAS         "dequantize then cuBLAS": the weight as bf16 into memory, then cuBLAS
   in registers        "dequantize in registers", on the way to the tensor cores
 
@@ -34,6 +36,7 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.dequant_gemm import tile_of
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM, scratch
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8GemmByRows
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight, pack_codes
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.quantization.quantized_weight import CodeKind
@@ -41,7 +44,7 @@ from model_zoo.quantization.quantized_weight import CodeKind
 ROWS = [64, 96, 128, 192, 256, 384, 512, 1024, 2048, 4096, 8192]
 E2M1_BOUNDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # between magnitudes: half-way
 BF16 = torch.bfloat16
-FORMATS = ("int4", "nvfp4", "fp8 row", "fp8 block")
+FORMATS = ("int4", "nvfp4", "fp8 row", "fp8 block", "int8 row")
 
 Call = Callable[[int], object]  # the number of a weight
 Weights = dict[str, list[PackedWeight]]
@@ -65,6 +68,14 @@ def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWe
             row_group=128 if blocks else 1,
             column_group=128 if blocks else inputs,
         )
+    if name == "int8 row":
+        return PackedWeight(
+            kind="int8",
+            words=normal.mul_(32).round_().clamp_(-128, 127).to(torch.int8).view(torch.int32),
+            scales=torch.full((1, outputs), unit / 32, dtype=BF16, device=device),
+            row_group=1,
+            column_group=inputs,
+        )
     if name == "int4":
         codes = normal.mul_(2.5).add_(8).round_().clamp_(0, 15).to(torch.uint8)
         scales = torch.full((inputs // 128, outputs), unit / 2.5, dtype=BF16, device=device)
@@ -87,7 +98,7 @@ def random_weight(name: str, outputs: int, inputs: int, device: str) -> PackedWe
 
 def cold_weights(outputs: int, inputs: int, device: str) -> tuple[list[Tensor], Weights]:
     """-> (bf16 weights, quantized weights by format), each format more than the L2 cache holds."""
-    several = {name: 2 if name.startswith("fp8") else 4 for name in FORMATS}
+    several = {name: 4 if name in ("int4", "nvfp4") else 2 for name in FORMATS}
     least = -(-COLD_BYTES // (2 * outputs * inputs))
     plain = [
         torch.randn(outputs, inputs, device=device).mul_(inputs**-0.5).to(BF16)
@@ -117,6 +128,14 @@ def subjects_of(plain: list[Tensor], weights: Weights, x: Tensor) -> dict[str, t
         "block": (lambda i: block.run(x, by_block[i], None), len(by_block)),
         "block alone": (lambda i: block.product(blocks, by_block[i], None), len(by_block)),
     }
+    integers, int8, by_int8 = quantize_rows(x, "int8"), Int8GemmByRows("int8"), weights["int8 row"]
+    found["int8"] = lambda i: int8.run(x, by_int8[i], None), len(by_int8)
+    found["int8 alone"] = lambda i: int8.product(integers, by_int8[i], None), len(by_int8)
+    plain_int8 = [weight.words.view(torch.int8).t() for weight in by_int8]
+    found["int_mm alone"] = (
+        lambda i: torch._int_mm(integers.codes, plain_int8[i]),
+        len(by_int8),
+    )
     for name in ("int4", "nvfp4"):
         several = weights[name]
         for title, gemm in {"then cuBLAS": then_cublas, "in registers": in_registers}.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -112,6 +112,8 @@ class LinearFactory:
         scheme = self.scheme_of(parts, inputs)
         if scheme is not None and scheme.permuted:  # differently for each expert
             scheme = None
+        if scheme is not None and scheme.multiplies_integers:  # which no grouped GEMM does
+            scheme = replace(scheme, activation_bits=16, activation_zeros=False)
         return ExpertStack(count, outputs, inputs, bias=bias, dtype=self.dtype, scheme=scheme)
 
     def head(self, vocab: int, inputs: int, name: str, tied: Embedding | None) -> LMHead:

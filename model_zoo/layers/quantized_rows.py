@@ -1,7 +1,7 @@
-"""QuantizedRows: activations as fp8 codes and scales, and the GEMMs that multiply them.
+"""QuantizedRows: activations as codes of 8 bits and scales, and the GEMMs that multiply them.
 
-A GEMM that multiplies fp8 by fp8 quantizes its x, or takes it quantized from the kernel that
-computes x, which saves a launch and the 16-bit x.  The codes are the same.
+A GEMM that multiplies fp8 by fp8, or int8 by int8, quantizes its x, or takes it quantized from the
+kernel that computes x, which saves a launch and the 16-bit x.  The codes are the same.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-ScaleKind = Literal["row", "block"]
+# fp8 with scales of rows or of blocks of GROUP columns; int8 with scales of rows, and in addition
+# with a zero point a row.
+ScaleKind = Literal["row", "block", "int8", "int8 zeros"]
 GROUP = 128  # columns of a scale of kind "block"
 # The kernels that can quantize the x they compute: add_rms_norm, and silu_mul or gelu_tanh_mul.
 Producer = Literal["norm", "silu_mul"]
@@ -21,21 +23,24 @@ Producer = Literal["norm", "silu_mul"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedRows:
-    """x [M, K] as codes, of which row m, column k is codes[m, k'] * scales[m, 0 or k // 128];
-    k' is k in the order of packed 8-bit blocks."""
+    """x [M, K] as codes; row m, column k is (codes[m, k'] - zeros[m]) * scales[m, 0 or k // 128].
 
-    codes: Tensor  # [rows, K] float8_e4m3fn
+    k' is k in the order of packed 8-bit blocks.
+    """
+
+    codes: Tensor  # [rows, K] float8_e4m3fn or int8
     scales: Tensor  # [rows, 1] or [rows, K / 128] float32
     kind: ScaleKind
     count: int  # M; at most rows
     dtype: torch.dtype  # of x
+    zeros: Tensor | None = None  # [rows] int32; of kind "int8 zeros"
 
     def __len__(self) -> int:
         return self.count
 
 
 class QuantizedRowsGemm(ABC):
-    """A GEMM of activations in fp8; its `run`, as every GEMM's, quantizes x first."""
+    """A GEMM of activations in 8 bits; its `run`, as every GEMM's, quantizes x first."""
 
     kind: ScaleKind
 

@@ -32,6 +32,7 @@ class StoredFormat:
     symmetric: bool = True  # there are no zero points, or they are ignored
     act_order: bool = False  # GPTQ's desc_act: g_idx has the group of each column
     activation_bits: int = 16  # that products are meant for; 8: W8A8
+    activation_zeros: bool = False  # activations are meant to have zero points, too
     zero_offset: int = 0  # what GPTQ v1 subtracts from a zero point before it stores it
 
     def groups(self, columns: int) -> int:

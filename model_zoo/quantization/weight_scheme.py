@@ -8,6 +8,8 @@ import torch
 
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
 
+# Columns whose products, of two numbers of 8 bits and with a zero point, have a sum of 32 bits.
+INT32_COLUMNS = 1 << 16
 BLOCK = 128  # columns: K is a multiple, as the packed order of 4 bits asks for
 Parameters = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype
 
@@ -26,7 +28,8 @@ class WeightScheme:
     zeros: bool = False
     row_scales: bool = False
     permuted: bool = False
-    activation_bits: int = 16  # 8: products may quantize activations, too (fp8)
+    activation_bits: int = 16  # 8: products may quantize activations, too (fp8; int8 of rows)
+    activation_zeros: bool = False  # with a zero point a row: int8
 
     def parameters(self, outputs: int, inputs: int) -> Parameters:
         """The parameters of PackedWeight for N outputs and K inputs."""
@@ -45,6 +48,8 @@ class WeightScheme:
             found["zeros"] = (grouped, torch.uint8)
         if self.row_scales:
             found["row_scales"] = ((outputs,), torch.float32)
+        if self.activation_zeros:
+            found["sums"] = ((outputs,), torch.int32)
         if self.permuted:
             found["permutation"] = ((inputs,), torch.int64)
         return found
@@ -63,7 +68,14 @@ class WeightScheme:
 
         Else weights are rounded to 16 bits, in some products at least.
         """
-        return self.kind == "fp8" and self.row_group == 1 and self.column_group >= inputs
+        by_row = self.row_group == 1 and self.column_group >= inputs
+        return by_row and (self.kind == "fp8" or self.multiplies_integers)
+
+    @property
+    def multiplies_integers(self) -> bool:
+        """Whether products of many rows are those of int8 weights and int8 activations."""
+        known = self.kind == "int8" and self.activation_bits == 8
+        return known and self.column_group <= INT32_COLUMNS
 
     def describe(self, inputs: int) -> str:
         """`int4 in groups of 128`; inputs: K"""
@@ -75,7 +87,9 @@ class WeightScheme:
             scales = f"groups of {self.column_group}"
         zeros = ", zero points" if self.zeros else ""
         order = ", act-order" if self.permuted else ""
-        only = ", W8A16" if self.kind == "fp8" and self.activation_bits == 16 else ""
+        only = ", W8A16" if self.kind in ("fp8", "int8") and self.activation_bits == 16 else ""
+        if self.activation_zeros:
+            only = ", activations with zero points"
         return f"{self.kind} in {scales}{zeros}{order}{only}"
 
 

@@ -228,6 +228,11 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     torch.manual_seed(requested.seed)
     config = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
     dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
+    if requested.calculate_kv_scales and choose_kv_dtype(requested.kv_dtype, dtype) != "fp8_e4m3":
+        raise ConfigError(
+            "--calculate-kv-scales is for pages of fp8, the others have no scales: add --kv-dtype "
+            "fp8_e4m3, or leave it out"
+        )
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads)
 

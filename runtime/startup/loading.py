@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
-from model_zoo.kv_scales import read_kv_scales
+from model_zoo.kv_scales import has_kv_scales, read_kv_scales
 from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.layers.moe.autotune import autotune_experts
@@ -28,6 +28,7 @@ from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready, WavePicture
 from runtime.precompile.pool import Compilers
+from runtime.startup.calculated_scales import calculate_kv_scales
 from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes
 from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
@@ -68,10 +69,15 @@ def load(
         parts = _on_gpu(engine_spec, progress, timeline, compilers)
     else:
         parts = _on_cpu(engine_spec, progress, timeline)
+    calculated = requested.calculate_kv_scales
     if requested.load_format != "dummy":
         _load_kv_scales(parts.kv, engine_spec.config, Path(requested.model))
+        calculated = calculated and not has_kv_scales(requested.model)
     with explain_out_of_memory(engine_spec, parts.plan):
         progress("warm-up", 0, 1)
+        if calculated:
+            vocab_size = engine_spec.config.vocab_size
+            calculate_kv_scales(parts.executor, parts.kv, parts.resolved, vocab_size)
         with parts.model.shortened():
             warm_up(parts.executor, parts.resolved)
         timeline.mark("warm-up")
@@ -82,7 +88,7 @@ def load(
             timeline.mark("graphs")
     parts.executor.graph_counts.reset()  # of the steps above
     parts.executor.image_counts.reset()
-    ready = _ready(epoch, engine_spec, parts, timeline)
+    ready = _ready(epoch, engine_spec, parts, timeline, calculated)
     return Loaded(parts.executor, parts.resolved, ready, wave_planner(engine_spec))
 
 
@@ -159,15 +165,17 @@ def _on_cpu(
     return _LoadedParts(loading.model, resolved, executor, backend, kv, memory, plan)
 
 
-def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: Timeline) -> Ready:
-    """The engine's description for its clients."""
+def _ready(
+    epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: Timeline, calculated: bool
+) -> Ready:
+    """The engine's description for its clients; calculated: scales of keys and values are."""
     config, resolved, sizes = engine_spec.config, parts.resolved, dict(parts.memory)
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
         device=_device_name(engine_spec.device),
         dtype=resolved.dtype,
-        attention=_attention(resolved, parts.backend),
+        attention=_attention(resolved, parts.backend, calculated),
         vocab_size=config.vocab_size,
         max_model_len=resolved.max_model_len,
         page_size=resolved.page_size,
@@ -189,9 +197,10 @@ def _ready(epoch: int, engine_spec: EngineSpec, parts: _LoadedParts, timeline: T
     )
 
 
-def _attention(resolved: ResolvedConfig, backend: Backend) -> str:
+def _attention(resolved: ResolvedConfig, backend: Backend, calculated: bool) -> str:
     """For the start report: the back end, its kernels, and what its pages hold."""
     pages = "" if resolved.kv_dtype == resolved.dtype else f", pages {resolved.kv_dtype}"
+    pages += " with calculated scales" if calculated else ""
     return f"{backend.name} ({backend.details}{pages})"
 
 

@@ -14,6 +14,7 @@ from attention.kv_groups import KVLayout, UnequalLayers, kv_layout
 from model_zoo.config import ModelConfig, ModelError
 from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
+from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.vision.vision_config import VisionConfig
 from runtime.config import (
@@ -124,15 +125,21 @@ def parameter_counts(config: ModelConfig) -> tuple[int, int]:
 def scratch_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf) -> int:
     """Bytes of the memory that quantized weights are dequantized to, one at a time.
 
-    None for fp8, which a GPU multiplies as it is; one that does not takes as much for it, too.
+    None for fp8 and W8A8 of int8, which a GPU multiplies as they are; one that does not multiply
+    fp8 takes as much for it, too.
     """
     model = build(config, dtype, torch.device("meta"), scheme_of)
     sizes = [
         layer.outputs * layer.inputs * dtype.itemsize
         for layer in model.modules()
-        if isinstance(layer, Linear) and layer.packed and layer.packed.scheme.kind != "fp8"
+        if isinstance(layer, Linear) and layer.packed and _is_dequantized(layer.packed.scheme)
     ]
     return max(sizes, default=0)
+
+
+def _is_dequantized(scheme: WeightScheme) -> bool:
+    """Whether products of many rows dequantize such a weight first."""
+    return scheme.kind != "fp8" and not scheme.multiplies_integers
 
 
 def copy_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

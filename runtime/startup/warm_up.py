@@ -101,8 +101,8 @@ def one_prompt(
         new_pages=[0] * pages * resolved.num_groups,
         sample=[True],
         decode_rows=0,
-        new_rows=[_new_row(0, params, prompt or before + tokens)],
-        state_slots=_states(resolved, 1),
+        new_rows=[new_row(0, params, prompt or before + tokens)],
+        state_slots=state_slots(resolved, 1),
     )
 
 
@@ -117,8 +117,8 @@ def decode_rows(resolved: ResolvedConfig, rows: int, params: SamplingParams) -> 
         new_pages=[0] * rows * resolved.num_groups,
         sample=[True] * rows,
         decode_rows=rows,
-        new_rows=[_new_row(slot, params, 1) for slot in range(rows)],
-        state_slots=_states(resolved, rows),
+        new_rows=[new_row(slot, params, 1) for slot in range(rows)],
+        state_slots=state_slots(resolved, rows),
     )
 
 
@@ -134,15 +134,15 @@ def mixed(resolved: ResolvedConfig, tokens: int) -> Batch:
         new_pages=[0] * (1 + pages) * resolved.num_groups,
         sample=[True, False],
         decode_rows=1,
-        new_rows=[_new_row(0, SAMPLED_PARAMS, 1), _new_row(1, SAMPLED_PARAMS, tokens + 1)],
-        state_slots=_states(resolved, 2),
+        new_rows=[new_row(0, SAMPLED_PARAMS, 1), new_row(1, SAMPLED_PARAMS, tokens + 1)],
+        state_slots=state_slots(resolved, 2),
     )
 
 
-def _states(resolved: ResolvedConfig, rows: int) -> list[int]:
+def state_slots(resolved: ResolvedConfig, rows: int) -> list[int]:
     return [row % WARM_UP_STATES for row in range(rows)] if resolved.num_states else []
 
 
-def _new_row(slot: int, params: SamplingParams, prompt_len: int) -> NewRow:
+def new_row(slot: int, params: SamplingParams, prompt_len: int) -> NewRow:
     history = [0] * prompt_len if params.needs_history else []
     return NewRow(slot, params, 0, prompt_len, history)

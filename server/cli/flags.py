@@ -72,6 +72,8 @@ ENGINE_FLAGS = {
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
     "split_planner": "how flash2 divides the KV of decoding sequences; auto: stream-k",
     "kv_dtype": "type of stored keys and values; auto: as the weights",
+    "calculate_kv_scales": "scales of fp8 keys and values from a prompt of random tokens at start, "
+    "where the checkpoint has none; without it they are 1",
     "snapshot_every": "tokens of a prompt between two snapshots of recurrent states, which the "
     "prefix cache of models with such states needs (Qwen3.5, Qwen3-Next); at least 64",
     "snapshot_bytes": "host memory for them; 0: 4 GiB with a GPU, 1 GiB without",

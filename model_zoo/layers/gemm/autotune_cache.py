@@ -28,6 +28,7 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegistersUnsplit,
 )
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 
 Choice = GemmImpl | ExpertTiles | HopperTiles
@@ -36,7 +37,7 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, SkinnyQuantizedGemm, ExpertTiles, HopperTiles),
+        *(ScaledMM, SkinnyQuantizedGemm, Int8Gemm, ExpertTiles, HopperTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for

@@ -23,6 +23,7 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
     """
     from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
     from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
+    from model_zoo.layers.quantized_gemm.int8.gemm import Int8GemmByRows, activation_kind
 
     for name, layer in model.named_modules():
         if isinstance(layer, Experts):
@@ -30,7 +31,9 @@ def use_batch_invariant_gemms(model: nn.Module) -> None:
         if not isinstance(layer, Linear):
             continue
         if layer.packed is not None:
-            layer.use_gemms({}, DequantizeInRegistersUnsplit(), batch_invariant=True)
+            kind = activation_kind(layer.packed.scheme)  # sums of integers are exact in any order
+            gemm = DequantizeInRegistersUnsplit() if kind is None else Int8GemmByRows(kind)
+            layer.use_gemms({}, gemm, batch_invariant=True)
         else:
             outputs, inputs = layer.weight.shape
             if inputs * layer.weight.element_size() % ALIGNED:

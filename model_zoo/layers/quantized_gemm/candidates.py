@@ -19,6 +19,11 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     ScaledMM,
     reserve_scratch,
 )
+from model_zoo.layers.quantized_gemm.int8.gemm import (
+    Int8GemmByRows,
+    activation_kind,
+    int8_gemms,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -44,6 +49,10 @@ def quantized_candidates(
     rows   one of BUCKETS or of tuned_above()
     """
     programs = torch.cuda.get_device_properties(device).multi_processor_count
+    kind = activation_kind(scheme)
+    integers = int8_gemms(device, kind, rows, outputs, inputs) if kind else ()
+    if integers and rows > MAX_ROWS:
+        return list(integers)
     found: list[GemmImpl] = []
     if rows > MAX_ROWS:
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
@@ -52,6 +61,7 @@ def quantized_candidates(
         product = scaled_mm(device, dtype, outputs, inputs, scheme)
         if product is not None:
             found.append(product)
+        found += integers
     if runs_skinny(device, inputs, scheme):
         found += [
             gemm
@@ -69,7 +79,9 @@ def runs_skinny(device: torch.device, inputs: int, scheme: WeightScheme) -> bool
 def tuned_above(
     device: torch.device, dtype: torch.dtype, outputs: int, inputs: int, scheme: WeightScheme
 ) -> tuple[int, ...]:
-    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper."""
+    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8."""
+    if activation_kind(scheme) is not None:
+        return MANY_BUCKETS
     if not runs_skinny(device, inputs, scheme):
         return ()
     return () if scaled_mm(device, dtype, outputs, inputs, scheme) is not None else MANY_BUCKETS
@@ -130,6 +142,10 @@ def use_quantized_gemms(model: nn.Module) -> None:
         if not isinstance(layer, Linear) or layer.packed is None:
             continue
         scheme = layer.packed.scheme
+        kind = activation_kind(scheme)
+        if kind is not None:
+            layer.use_gemms({}, Int8GemmByRows(kind))
+            continue
         product = scaled_mm(layer.device, layer.dtype, layer.outputs, layer.inputs, scheme)
         if product is None:
             reserve_scratch(layer.device, layer.dtype, layer.outputs * layer.inputs)

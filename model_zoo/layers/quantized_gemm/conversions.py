@@ -3,7 +3,7 @@
 Weights are exact, but for the factor that SCALED_DOWN undoes:
 
     int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1
-    int8   code - zero, alike
+    int8   code - zero, alike; words hold codes - 128
     fp8    the code's bits in the exponent and mantissa of a subnormal, times 2^120 (fp16: 2^8)
     fp4    alike, times 2^126 (fp16: 2^14), and times the scale where factors() says so
 """
@@ -45,17 +45,17 @@ def _int4(dtype: str, zeros: bool) -> str:
 def _int8(dtype: str, zeros: bool) -> str:
     """$5: bf16: the zero point - 128; fp16: the zero point below the exponent of the codes.
 
-    In bf16 a code's highest bit decides whether 128 or 256 is subtracted from 128 + its other bits.
+    In bf16 the sign decides whether 256 or 128 is subtracted from 128 + the other bits.
     """
     lines = ["shr.b32 s1, $4, 8;"]
-    lines += ["mov.b32 s2, 0x64806480;"] if dtype == "fp16" else []
+    lines += ["mov.b32 s2, 0x64806480;"] if dtype == "fp16" and not zeros else []
     for i, source in enumerate(("$4", "s1")):
         if dtype == "fp16":
-            lines += [f"lop3.b32 p{i}, {source}, 0x00FF00FF, 0x64006400, {_AND_OR};"]
+            lines += [f"lop3.b32 p{i}, {source}, 0x00FF00FF, 0x64806480, {_AND_XOR};"]
             lines += [f"sub.f16x2 p{i}, p{i}, {'$5' if zeros else 's2'};"]
             continue
         lines += [f"lop3.b32 p{i}, {source}, 0x007F007F, 0x43004300, {_AND_OR};"]
-        lines += [f"lop3.b32 s0, {source}, 0x00800080, 0x43804380, {_AND_XOR};"]
+        lines += [f"lop3.b32 s0, {source}, 0x00800080, 0x43004300, {_AND_OR};"]
         lines += [f"sub.bf16x2 p{i}, p{i}, s0;"]
         lines += [f"sub.bf16x2 p{i}, p{i}, $5;"] if zeros else []
     return _asm(lines, ["p0", "p1"])

@@ -44,7 +44,7 @@ def _values(words, KIND: tl.constexpr):
     if KIND == "int4":
         both = ((words >> (4 * pair)) & 0x000F000F) | 0x64006400
     elif KIND == "int8":
-        both = ((words >> (8 * pair)) & 0x00FF00FF) | 0x64006400
+        both = ((words >> (8 * pair)) & 0x00FF00FF) ^ 0x64806480  # words hold codes - 128
     elif KIND == "fp4":
         both = fp4_pairs(words, pair)
         both = (both & (-0x7FFF8000)) | ((both << 3) & 0x0E000E00)  # 0x80008000

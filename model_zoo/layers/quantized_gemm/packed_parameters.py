@@ -39,6 +39,7 @@ class PackedParameters(nn.Module):
             zeros=found.get("zeros"),
             row_scales=found.get("row_scales"),
             permutation=found.get("permutation"),
+            sums=found.get("sums"),
         )
 
     @torch.no_grad()
@@ -84,6 +85,8 @@ def store_rows(mine: PackedWeight, first: int, weight: QuantizedWeight) -> None:
         mine.zeros[:, first:last] = rows.zeros
     if mine.row_scales is not None and rows.row_scales is not None:
         mine.row_scales[first:last] = rows.row_scales
+    if mine.sums is not None:
+        mine.sums[first:last] = _sums(rows.words)
 
 
 def fill_randomly(weight: PackedWeight) -> None:
@@ -103,7 +106,14 @@ def fill_randomly(weight: PackedWeight) -> None:
         weight.scales.fill_(0.02 / deviation)
     if weight.row_scales is not None:
         weight.row_scales.fill_(0.02 / 2.9)
+    if weight.sums is not None:
+        weight.sums.copy_(_sums(weight.words))
     if weight.zeros is not None:
         weight.zeros.fill_(8 if kind == "int4" else 128)
     if weight.permutation is not None:
         weight.permutation.copy_(torch.randperm(len(weight.permutation), device=device))
+
+
+def _sums(words: Tensor) -> Tensor:
+    """[N] int32: of each row of int8 numbers."""
+    return words.view(torch.int8).sum(1, dtype=torch.int32)

@@ -8,6 +8,8 @@ t of four in a row of wgmma's operand A reads columns 8 p + 2 t + e for p = 0, 1
 a block is four consecutive words, and pairs 2 s and 2 s + 1 of them are its operand of the block's
 16 columns s.
 
+Codes of int8 are stored less 128, so that their bytes are the int8 numbers that tensor cores take.
+
 Scales of a row and 128 columns lie together, and so do zero points.
 """
 
@@ -30,6 +32,7 @@ FP4_POSITIONS = ((0, 1, 10, 9), (2, 3, 4, 11), (6, 7, 8, 15), (12, 13, 14, 21))
 E5M3_BIAS = 10
 # Of e8m0, 2^20: larger scales do not fit the factors of hopper/scales.py.
 LARGEST_E8M0 = 147
+SIGNS = -0x7F7F7F80  # 0x80808080: turns four codes of int8 into int8 numbers, and back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +50,7 @@ class PackedWeight:
     zeros: Tensor | None = None  # like scales, uint8
     row_scales: Tensor | None = None  # [N] float32
     permutation: Tensor | None = None  # [K] int64
+    sums: Tensor | None = None  # [N] int32, of the words' int8 numbers; of kind int8
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,7 +64,7 @@ class PackedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes that a product reads."""
-        tensors = self.words, self.scales, self.zeros, self.row_scales
+        tensors = self.words, self.scales, self.zeros, self.row_scales, self.sums
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
@@ -80,12 +84,13 @@ def pack_codes(codes: Tensor, kind: CodeKind) -> Tensor:
             part = grouped[:, :, :, i, :, e].int().transpose(2, 3)
             for bit, width, position in _fields(kind, i, e):
                 words |= (part >> bit & (1 << width) - 1) << position
-    return words.view(rows, -1)
+    return (words ^ SIGNS if kind == "int8" else words).view(rows, -1)
 
 
 def unpack_codes(words: Tensor, kind: CodeKind) -> Tensor:
     """words [N, W] int32 -> codes [N, 32 * W / bits] uint8: the inverse of pack_codes."""
     pairs, rows = 16 // BITS[kind], len(words)
+    words = words ^ SIGNS if kind == "int8" else words
     grouped = words.view(rows, -1, 4, 4).transpose(2, 3)  # row, block, u, t
     shape = (rows, grouped.shape[1], 4, pairs, 4, 2)
     codes = torch.zeros(shape, dtype=torch.uint8, device=words.device)
@@ -164,4 +169,4 @@ def _e5m3(scales: Tensor) -> Tensor:
 def byte_columns(device: torch.device) -> Tensor:
     """[64] int64: the column of each byte of a block of 8-bit codes."""
     columns = torch.arange(64, dtype=torch.uint8, device=device)[None]
-    return pack_codes(columns, "int8").view(torch.uint8).flatten().long()
+    return pack_codes(columns, "fp8").view(torch.uint8).flatten().long()

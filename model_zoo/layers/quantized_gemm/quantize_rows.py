@@ -1,13 +1,16 @@
-"""Activations as fp8 codes and scales, for torch._scaled_mm; alone, after a norm or after SwiGLU.
+"""Activations as codes of 8 bits and scales; alone, after a norm or after SwiGLU.
 
 quantize_rows, add_rms_norm_quantize, silu_mul_quantize
   grid      (rows, runs of columns): one run where a sum or a scale needs the whole row
   reads     x [M, K], or gates and ups [M, 2 K], bf16 or fp16, rows at any stride
-  writes    codes [rows, K] e4m3 in the order of a PackedWeight's 8-bit words, and float32 scales:
-            one per row [rows, 1], or one per 128 columns [rows, K / 128] with strides (1, rows), as
-            torch._scaled_mm takes them.  rows is M rounded up; rows beyond M have codes 0
-  math      scale = max |x| / 448 (OCP e4m3's largest); codes round x / scale.  The norm and SwiGLU
-            round as add_rms_norm and silu_mul do, so that fused and separate codes are the same
+  writes    codes [rows, K] e4m3 or int8 in the order of a PackedWeight's 8-bit words, and float32
+            scales: one per row [rows, 1], or one per 128 columns [rows, K / 128] with strides (1,
+            rows), as torch._scaled_mm takes them; with zero points int32 [rows].  rows is M rounded
+            up; rows beyond M are zeros
+  math      scale = max |x| / 448 (OCP e4m3's largest) or / 127; codes round x / scale.  With a zero
+            point: scale = (max(x, 0) - min(x, 0)) / 255, zero = -128 - min(x, 0) / scale, and codes
+            round x / scale + zero.  The norm and SwiGLU round as add_rms_norm and silu_mul do, so
+            that fused and separate codes are the same
   launch    dependents are launched at once; before the wait it reads the norm's weight
   bound     memory: 3 * M * K bytes; 7 with a norm, 5 with SwiGLU
   checked   tests/model_zoo/layers/quantized_gemm/test_quantize_rows.py
@@ -27,22 +30,50 @@ from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 
 # Rows are rounded up to a multiple of this: cuBLAS reads a column of block scales by 16 bytes, and
 # has no product of a single row with fast accumulation and a bias.
-ROW_MULTIPLE: dict[ScaleKind, int] = {"row": 16, "block": 4}
+ROW_MULTIPLE: dict[ScaleKind, int] = {"row": 16, "block": 4, "int8": 16, "int8 zeros": 16}
 LARGEST = tl.constexpr(448.0)
+LARGEST_INT8 = tl.constexpr(127.0)
+# 1.5 * 2^23: added to a small number it rounds to an integer, whose bits are then the last ones.
+ROUND = tl.constexpr(12582912.0)
 LEAST = tl.constexpr(1e-10)  # in place of a largest value of 0
 RUN = 1024  # columns of a program, where scales allow it
 
 
 @triton.jit
-def _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def _integers(values, ZEROS, row):
+    """values [1, K] -> (int8 codes, scale [1])."""
+    if ZEROS is not None:
+        least = tl.minimum(tl.min(values, 1), 0.0)
+        span = tl.maximum(tl.maximum(tl.max(values, 1), 0.0) - least, LEAST)
+        inverse = 1.0 / span * (2 * LARGEST_INT8 + 1)
+        zero = (-LARGEST_INT8 - 1 - least * inverse + ROUND) - ROUND
+        tl.store(ZEROS + row + tl.arange(0, 1), zero.to(tl.int32))
+        scaled = values * inverse[:, None] + zero[:, None]
+        scale = span / (2 * LARGEST_INT8 + 1)
+    else:
+        largest = tl.maximum(tl.max(tl.abs(values), 1), LEAST)
+        scaled = values * (1.0 / largest * LARGEST_INT8)[:, None]
+        scale = largest / LARGEST_INT8
+    clamped = tl.minimum(tl.maximum(scaled, -LARGEST_INT8 - 1), LARGEST_INT8)
+    return (clamped + ROUND).to(tl.int32, bitcast=True).to(tl.int8), scale
+
+
+@triton.jit
+def _write_codes(
+    x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):
     """x [BLOCK], columns start.. of a row, 0 beyond K; GROUP: columns of a scale, 0 for the row."""
     GROUPS: tl.constexpr = BLOCK // GROUP if GROUP else 1
     values = x.to(tl.float32).reshape(GROUPS, BLOCK // GROUPS)
-    largest = tl.maximum(tl.max(tl.abs(values), 1), LEAST)
+    if CODES.dtype.element_ty == tl.int8:
+        codes, scale = _integers(values, ZEROS, row)
+    else:
+        largest = tl.maximum(tl.max(tl.abs(values), 1), LEAST)
+        scaled = values * (1.0 / largest * LARGEST)[:, None]
+        codes = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(tl.float8e4nv)
+        scale = largest / LARGEST
     group = start // (BLOCK // GROUPS) + tl.arange(0, GROUPS)
-    tl.store(SCALES + group * rows + row, largest / LARGEST, mask=group * (BLOCK // GROUPS) < K)
-    scaled = values * (1.0 / largest * LARGEST)[:, None]
-    codes = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(tl.float8e4nv)
+    tl.store(SCALES + group * rows + row, scale, mask=group * (BLOCK // GROUPS) < K)
     # Column 16 u + 8 i + 2 t + e of a block is byte 16 t + 4 u + 2 e + i.
     blocks = codes.reshape(BLOCK // 64, 4, 2, 4, 2).permute(0, 3, 1, 4, 2)
     # In two dimensions: the compiler would give a thread 16 values, not 8, of any other tensor of
@@ -53,7 +84,7 @@ def _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK: tl.constexpr, GRO
 
 @triton.jit(do_not_specialize=["M", "rows"])
 def _quantize_rows(
-    X, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    X, CODES, SCALES, ZEROS, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -62,12 +93,12 @@ def _quantize_rows(
     if DEPENDENT:
         start_successor_and_wait()
     x = tl.load(X + row * x_row + column, mask=(column < K) & (row < M), other=0.0)
-    _write_codes(x, CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
+    _write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
 def _add_rms_norm_quantize(
-    X, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, eps, M, rows, x_row, residual_row,
+    X, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, ZEROS, eps, M, rows, x_row, residual_row,
     K: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -84,12 +115,12 @@ def _add_rms_norm_quantize(
         X, RESIDUAL, post_weight, eps, row, x_row, residual_row, column, mask, K, PLUS_ONE
     )
     x = rms_norm(total, weight, eps, K, PLUS_ONE)
-    _write_codes(x, CODES, SCALES, row, rows, 0, K, BLOCK, GROUP)
+    _write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, K, BLOCK, GROUP)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
 def _silu_mul_quantize(
-    GATE_UP, CODES, SCALES, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    GATE_UP, CODES, SCALES, ZEROS, M, rows, x_row, K, BLOCK: tl.constexpr, GROUP: tl.constexpr,
     GELU: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -101,7 +132,8 @@ def _silu_mul_quantize(
     at = GATE_UP + row * x_row + column
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + K, mask=mask, other=0.0)
-    _write_codes(gate_mul(gate, up, GELU), CODES, SCALES, row, rows, start, K, BLOCK, GROUP)
+    x = gate_mul(gate, up, GELU)
+    _write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
 
 
 def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
@@ -111,8 +143,9 @@ def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
     if count:
         block, runs = _runs(columns, kind)
         _quantize_rows[(len(out.codes), runs)](
-            x, out.codes, out.scales, count, len(out.codes), x.stride(0), columns, BLOCK=block,
-            GROUP=_group(kind), num_warps=norm_warps(block), **dependent_launch(x.device),
+            x, out.codes, out.scales, out.zeros, count, len(out.codes), x.stride(0), columns,
+            BLOCK=block, GROUP=_group(kind), num_warps=norm_warps(block),
+            **dependent_launch(x.device),
         )  # fmt: skip
     return out
 
@@ -141,9 +174,9 @@ def add_rms_norm_quantize(
     if count:
         block = triton.next_power_of_2(columns)
         _add_rms_norm_quantize[(len(out.codes),)](
-            x, residual, weight, post_weight, out.codes, out.scales, eps, count, len(out.codes),
-            0 if x is None else x.stride(0), residual.stride(0), K=columns, BLOCK=block,
-            GROUP=_group(kind), PLUS_ONE=plus_one,
+            x, residual, weight, post_weight, out.codes, out.scales, out.zeros, eps, count,
+            len(out.codes), 0 if x is None else x.stride(0), residual.stride(0), K=columns,
+            BLOCK=block, GROUP=_group(kind), PLUS_ONE=plus_one,
             num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip
@@ -160,8 +193,8 @@ def silu_mul_quantize(gate_up: Tensor, kind: ScaleKind, *, gelu: bool = False) -
     if count:
         block, runs = _runs(columns, kind)
         _silu_mul_quantize[(len(out.codes), runs)](
-            gate_up, out.codes, out.scales, count, len(out.codes), gate_up.stride(0), columns,
-            BLOCK=block, GROUP=_group(kind), GELU=gelu, num_warps=norm_warps(block),
+            gate_up, out.codes, out.scales, out.zeros, count, len(out.codes), gate_up.stride(0),
+            columns, BLOCK=block, GROUP=_group(kind), GELU=gelu, num_warps=norm_warps(block),
             **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out
@@ -173,19 +206,25 @@ def _room(x: Tensor, count: int, columns: int, kind: ScaleKind) -> QuantizedRows
     assert columns % (GROUP if kind == "block" else 64) == 0
     multiple = ROW_MULTIPLE[kind]
     rows = -(-count // multiple) * multiple
-    codes = torch.empty(rows, columns, dtype=torch.float8_e4m3fn, device=x.device)
+    dtype = torch.int8 if kind in ("int8", "int8 zeros") else torch.float8_e4m3fn
+    codes = torch.empty(rows, columns, dtype=dtype, device=x.device)
     if kind == "block":
         scales = torch.empty(columns // GROUP, rows, dtype=torch.float32, device=x.device).t()
     else:
         scales = torch.empty(rows, 1, dtype=torch.float32, device=x.device)
-    return QuantizedRows(codes=codes, scales=scales, kind=kind, count=count, dtype=x.dtype)
+    zeros = None
+    if kind == "int8 zeros":
+        zeros = torch.empty(rows, dtype=torch.int32, device=x.device)
+    return QuantizedRows(
+        codes=codes, scales=scales, kind=kind, count=count, dtype=x.dtype, zeros=zeros
+    )
 
 
 def _runs(columns: int, kind: ScaleKind) -> tuple[int, int]:
     """-> (columns of a program, programs of a row)."""
-    block = min(RUN, triton.next_power_of_2(columns))
-    if kind == "row":
-        block = triton.next_power_of_2(columns)
+    block = triton.next_power_of_2(columns)
+    if kind == "block":
+        block = min(RUN, block)
     return block, triton.cdiv(columns, block)
 
 

@@ -85,8 +85,7 @@ def _stored(group: Fields, fields: Fields) -> StoredFormat | None:
     if (kind, bits) not in FORMATS[name]:
         held = " or ".join(f"{kind} of {bits} bits" for kind, bits in FORMATS[name])
         raise weights.error("num_bits", bits, f"{name} with type {kind}: {held} is expected")
-    activation_bits = 8 if group.nested("input_activations").values else 16
-    return _scheme(weights, name, bits, activation_bits)
+    return _scheme(weights, group.nested("input_activations"), name, bits)
 
 
 def _takes_integers(group: Fields) -> bool:
@@ -107,7 +106,7 @@ def _format_of(weights: Fields, kind: str, bits: int, *, unpacked: bool) -> Form
     raise weights.error("num_bits", bits, f"no format for type {kind}: 4 and 8 bits are supported")
 
 
-def _scheme(weights: Fields, name: Format, bits: int, activation_bits: int) -> StoredFormat:
+def _scheme(weights: Fields, activations: Fields, name: Format, bits: int) -> StoredFormat:
     group = weights.get("group_size")
     if group == -1:
         group = None
@@ -131,9 +130,10 @@ def _scheme(weights: Fields, name: Format, bits: int, activation_bits: int) -> S
         block = block_size(weights, "block_structure") if strategy == "block" else None
         if strategy == "block" and block is None:
             raise weights.error("block_structure", None, "the size of a block is expected")
-        return fp8_format(strategy, block, activation_bits=activation_bits)
+        return fp8_format(strategy, block, activation_bits=8 if activations.values else 16)
     if name == "int-quantized" and not symmetric:
         raise weights.error("symmetric", False, "only symmetric int8 weights are supported")
+    integers = name == "int-quantized" and _are_int8(activations)
     return StoredFormat(
         name=name,
         bits=bits,
@@ -141,8 +141,14 @@ def _scheme(weights: Fields, name: Format, bits: int, activation_bits: int) -> S
         group=group if strategy == "group" else None,
         symmetric=symmetric,
         act_order=_act_order(weights),
-        activation_bits=activation_bits if name == "int-quantized" else 16,
+        activation_bits=8 if integers else 16,
+        activation_zeros=integers and not activations.flag("symmetric", True),
     )
+
+
+def _are_int8(activations: Fields) -> bool:
+    """Others than int8 are multiplied unquantized, which is more exact."""
+    return (activations.get("type"), activations.get("num_bits")) == ("int", 8)
 
 
 def _act_order(weights: Fields) -> bool:

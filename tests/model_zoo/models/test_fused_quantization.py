@@ -1,4 +1,4 @@
-"""Activations in fp8 are quantized by the kernel that computes them, with the same results."""
+"""Activations of 8 bits are quantized by the kernel that computes them, with the same results."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 from model_zoo.model import Model
 from tests.support.models.model_shapes import QWEN3_8B
 from tests.support.models.paged_forward import PagedRow
-from tests.support.quantization.fp8_models import (
+from tests.support.quantization.w8a8_models import (
     SeparatelyQuantized,
     config_of,
-    fp8_linears,
-    fp8_model,
     product,
     use_scaled_mm,
+    w8a8_linears,
+    w8a8_model,
 )
 
 LENGTH = 6  # few: the interpreter takes long for each
@@ -52,13 +52,13 @@ def dtype_on(device: str) -> torch.dtype:
 
 
 def use(model: Model, gemm: GemmImpl, few: dict[int, GemmImpl] | None = None) -> None:
-    for layer in fp8_linears(model).values():
+    for layer in w8a8_linears(model).values():
         layer.use_gemms(few or {}, gemm)
 
 
 def quantized_inputs(model: Model) -> dict[str, list[bool]]:
     """For each fp8 Linear, whether x of each call is quantized: filled while the model runs."""
-    found: dict[str, list[bool]] = {name: [] for name in fp8_linears(model)}
+    found: dict[str, list[bool]] = {name: [] for name in w8a8_linears(model)}
 
     def record(name: str):
         def hook(layer: nn.Module, args: tuple[object, ...]) -> None:
@@ -66,19 +66,22 @@ def quantized_inputs(model: Model) -> dict[str, list[bool]]:
 
         return hook
 
-    for name, layer in fp8_linears(model).items():
+    for name, layer in w8a8_linears(model).items():
         layer.register_forward_pre_hook(record(name))
     return found
 
 
-@pytest.mark.parametrize("scales", ["row", pytest.param("block", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scales",
+    ["row", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("block", "int8 zeros"))],
+)
 @pytest.mark.parametrize("kind", FUSED)
 def test_what_a_norm_or_gate_quantizes_has_the_bits_of_a_separate_pass(
     kind: str, scales: ScaleKind, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     use_scaled_mm(monkeypatch, device)
     config = config_of(kind, tmp_path)
-    model = fp8_model(config, scales, dtype_on(device), torch.device(device))
+    model = w8a8_model(config, scales, dtype_on(device), torch.device(device))
     gemm = product(scales, dtype_on(device), device)
     found = quantized_inputs(model)
     use(model, SeparatelyQuantized(gemm))
@@ -95,29 +98,39 @@ def test_what_a_norm_or_gate_quantizes_has_the_bits_of_a_separate_pass(
     assert {name.rsplit(".", 1)[1] for name in names} == FUSED[kind]
     # The first one's x is the norm of the embeddings.  The others are those that autotuning times
     # with a kernel that quantizes.
-    after = {name for name, layer in fp8_linears(model).items() if layer.after is not None}
+    after = {name for name, layer in w8a8_linears(model).items() if layer.after is not None}
     assert names == after - {"layers.0.attention.qkv"}
 
 
-def test_deterministic_serving_quantizes_no_activations(tmp_path: Path):
+def test_deterministic_serving_quantizes_no_activations_to_fp8(tmp_path: Path):
     """A product in fp8 sums in another order for another number of rows."""
     config = config_of("qwen3", tmp_path)
-    model = fp8_model(config, "row", torch.float16, torch.device("cpu"))
+    model = w8a8_model(config, "row", torch.float16, torch.device("cpu"))
     use(model, product("row", torch.float16, "cpu"))
-    linears = fp8_linears(model).values()
+    linears = w8a8_linears(model).values()
     scales = [layer.input_scales(rows) for layer in linears for rows in (1, 64, 5000)]
     assert scales == ["row"] * len(scales)
     use_batch_invariant_gemms(model)
     assert not any(layer.input_scales(rows) for layer in linears for rows in (1, 64, 5000))
 
 
+def test_deterministic_serving_multiplies_integers_whose_sums_are_exact_in_any_order(
+    tmp_path: Path,
+):
+    model = w8a8_model(config_of("qwen3", tmp_path), "int8", torch.float16, torch.device("cpu"))
+    use_batch_invariant_gemms(model)
+    linears = w8a8_linears(model).values()
+    scales = [layer.input_scales(rows) for layer in linears for rows in (1, 64, 5000)]
+    assert scales == ["int8"] * len(scales)
+
+
 @pytest.mark.gpu
-@pytest.mark.parametrize("scales", ["row", "block"])
+@pytest.mark.parametrize("scales", ["row", "block", "int8", "int8 zeros"])
 @pytest.mark.parametrize("length", [5, 36, 300])
 def test_a_large_models_logits_have_the_same_bits(length: int, scales: ScaleKind):
     """Rows of 4096 and 12288 columns, whose sums many threads share."""
     config = replace(QWEN3_8B, vocab_size=1000)
-    model = fp8_model(config, scales, torch.bfloat16, torch.device("cuda"))
+    model = w8a8_model(config, scales, torch.bfloat16, torch.device("cuda"))
     gemm = product(scales, torch.bfloat16, "cuda")
     use(model, SeparatelyQuantized(gemm))
     expected = logits(model, config, "cuda", length)

@@ -32,8 +32,8 @@ from model_zoo.weight_targets import WeightTargets
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
-from tests.support.quantization.fp8_activations import round_activations
 from tests.support.quantization.quantized_models import FORMATS, write_quantized_experts
+from tests.support.quantization.rounded_activations import round_activations
 
 CPU = torch.device("cpu")
 TILES = ExpertTiles.of(16, ProductTile(32, 128), ProductTile(64, 128))
@@ -146,7 +146,7 @@ def test_packed_experts_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tm
         exact = reference(tokens[None]).logits[0]
         rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
         if name.startswith("fp8"):
-            round_activations(reference.model.layers, name == "fp8-block")
+            round_activations(reference.model.layers, "block" if name == "fp8-block" else "row")
             rounded = reference(tokens[None]).logits[0].float()
     expected = (rounded - exact).abs().mean()
     for cuts in ([], [150, 199], [8, 40, 104]):

@@ -7,21 +7,38 @@ from pathlib import Path
 import pytest
 import torch
 
+from model_zoo import loader
 from model_zoo.config import ModelError, read_config
+from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.quantized_rows import ScaleKind
+from model_zoo.model import Model
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
-from tests.support.quantization.fp8_activations import round_activations
 from tests.support.quantization.quantized_models import (
     FORMATS,
     shape_config,
     write_quantized,
     write_quantized_hybrid,
 )
+from tests.support.quantization.rounded_activations import round_activations
 
 CPU = torch.device("cpu")
+SLOW = pytest.mark.slow
+# Activations of W8A8.
+ROUNDED: dict[str, ScaleKind] = {
+    "fp8-block": "block",
+    "fp8-tensor": "row",
+    "fp8-channel": "row",
+    "int8-row": "int8",
+    "int8-row-zeros": "int8 zeros",
+}
+
+
+def packed(model: Model) -> list[Linear]:
+    return [m for m in model.modules() if isinstance(m, Linear) and m.packed is not None]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -70,30 +87,55 @@ def test_fp8_while_loading_is_refused_without_a_gpu(tmp_path: Path):
         )
 
 
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a large negative gate
+@pytest.mark.parametrize("name", ["int8-row", pytest.param("int8-row-zeros", marks=SLOW)])
+def test_int8_weights_and_activations_err_as_much_as_rounding_explains(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """By the kernels, interpreted."""
+    monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: True)
+    monkeypatch.setattr(loader, "supports_kernels", lambda device, dtype: True)
+    reference = write_quantized(tmp_path, name)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.float16, device=CPU)
+    assert all(
+        linear.input_scales(rows) == ROUNDED[name] for linear in packed(model) for rows in (1, 99)
+    )
+    tokens = torch.randint(config.vocab_size, (9,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        round_activations(reference.model.layers, ROUNDED[name])
+        rounded = reference(tokens[None]).logits[0]
+    found = PagedRow(model, config, torch.float16).feed_in_steps(tokens, [7, 8]).float()
+    error, expected = ((logits - exact).abs().mean() for logits in (found, rounded))
+    assert 0.5 * expected <= error <= 1.25 * expected, error / expected
+    assert 0.01 <= error / exact.std() <= 0.05
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_weights_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tmp_path: Path):
-    """Of fp8 weights: than dequantized ones that are multiplied by activations in fp8."""
+    """Of W8A8: than dequantized ones that are multiplied by rounded activations."""
     reference = write_quantized(tmp_path, name)
     config = read_config(tmp_path)
     cuda = torch.device("cuda")
     model = load_model(config, tmp_path, dtype=torch.bfloat16, device=cuda)
     linears = [m for m in model.modules() if isinstance(m, Linear) and m is not model.head]
-    assert all(linear.packed is not None for linear in linears)
+    assert packed(model) == linears
     autotune_gemms(model, file=tmp_path / "chosen.json")
     tokens = torch.randint(config.vocab_size, (200,))
     with torch.inference_mode():
         exact = reference(tokens[None]).logits[0]
         rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
-        if name.startswith("fp8"):
-            round_activations(reference.model.layers, name == "fp8-block")
+        if name in ROUNDED:
+            round_activations(reference.model.layers, ROUNDED[name])
             rounded = reference(tokens[None]).logits[0].float()
     expected = (rounded - exact).abs().mean()
     for cuts in ([], [150, 199], [8, 40, 104]):
         row = PagedRow(model, config, torch.bfloat16, device="cuda")
         found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
         error = (found - exact).abs().mean()
-        most = (1.25 if name.startswith("fp8") else 2) * expected
+        most = (1.25 if name in ROUNDED else 2) * expected
         assert error <= most, (cuts, error / expected, error / exact.std())
 
 

@@ -196,6 +196,29 @@ def test_mixed_precision_takes_the_format_of_each_group(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("activations", "bits", "zeros"),
+    [
+        ({"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True}, 8, False),
+        ({"type": "int", "num_bits": 8, "strategy": "tensor", "symmetric": False}, 8, True),
+        ({"type": "int", "num_bits": 4, "strategy": "token", "symmetric": False}, 16, False),
+        ({"type": "float", "num_bits": 8, "strategy": "token"}, 16, False),
+    ],
+)
+def test_int8_weights_are_multiplied_by_int8_activations_only(
+    tmp_path: Path, activations: dict[str, Any], bits: int, zeros: bool
+) -> None:
+    ints = group("Linear", num_bits=8, strategy="channel") | {"input_activations": activations}
+    found = read(tmp_path, compressed(ints, format="int-quantized"))
+    assert found.stored(f"{LAYER}.mlp.up_proj") == StoredFormat(
+        name="int-quantized",
+        bits=8,
+        strategy="channel",
+        activation_bits=bits,
+        activation_zeros=zeros,
+    )
+
+
 def test_naive_quantized_holds_a_code_a_byte(tmp_path: Path) -> None:
     ints = group("Linear", num_bits=8, strategy="channel")
     floats = group("re:.*mlp.*", num_bits=8, type="float", strategy="channel")

@@ -32,7 +32,7 @@ TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory that a block may have
 SM_REGISTERS, SM_SHARED, SM_THREADS = 65536, 228 * 1024, 2048
 BLOCK_SHARED = 1024  # bytes that the driver keeps of each block
-MULTIPLY = re.compile(r"H(G)?MMA|QGMMA")
+MULTIPLY = re.compile(r"[HI](G)?MMA|QGMMA")
 INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,5})\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)([^;]*);")
 
 

@@ -60,7 +60,7 @@ def main() -> None:
         x = tensor(64, columns)
         for post_weight in (None, x[0]):
             plain.add_rms_norm(x, x, x[0], 1e-6, post_weight=post_weight)
-            for kind in ("row", "block"):
+            for kind in ("row", "block", "int8", "int8 zeros"):
                 quantizing.add_rms_norm_quantize(x, x, x[0], 1e-6, kind, post_weight=post_weight)
         for name, made in kernels.items():
             found += [(columns, name, *sums(kernel, columns)) for kernel in made]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+
+import torch
 
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
     add_rms_norm_quantize,
@@ -14,7 +18,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_rows import ScaleKind
+from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
@@ -70,6 +74,21 @@ def call_batch_invariant(rows: int) -> None:
     DequantizeInRegistersUnsplit().run(tensor(rows, INPUTS), weight("int4 g128"), None)
 
 
+def call_int8(gemm: Int8Gemm, rows: int) -> None:
+    padded = -(-rows // 16) * 16
+    zeros = gemm.kind == "int8 zeros"
+    x = QuantizedRows(
+        codes=tensor(padded, INPUTS, dtype=torch.int8),
+        scales=tensor(padded, 1, dtype=torch.float32),
+        kind=gemm.kind,
+        count=rows,
+        dtype=BF16,
+        zeros=tensor(padded, dtype=torch.int32) if zeros else None,
+    )
+    sums = tensor(OUTPUTS, dtype=torch.int32) if zeros else None
+    gemm.product(x, replace(weight("int8 row"), sums=sums), tensor(OUTPUTS))
+
+
 def call_quantize(kind: ScaleKind) -> None:
     x, wide = tensor(TOKENS, 4096), tensor(TOKENS, 2 * 12_288)
     quantize_rows(x, kind)
@@ -80,6 +99,14 @@ def call_quantize(kind: ScaleKind) -> None:
 QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
+    "quantize int8": partial(call_quantize, "int8"),
+    "quantize int8 zeros": partial(call_quantize, "int8 zeros"),
+    "int8 at 8": partial(call_int8, Int8Gemm("int8", 16, 64, 256, 4), 8),
+    "int8 at 64": partial(call_int8, Int8Gemm("int8 zeros", 64, 64, 256, 3, stages=3), 64),
+    "int8 at 512": partial(call_int8, Int8Gemm("int8", 128, 128, 128, warps=8, tma=True), 512),
+    "int8 at 4096": partial(
+        call_int8, Int8Gemm("int8 zeros", 256, 128, 128, warps=8, tma=True), 4096
+    ),
 }
 for name in FORMATS:
     QUANTIZED[f"dequantize {name}"] = partial(call_dequantize, name)

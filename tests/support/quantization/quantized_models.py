@@ -38,6 +38,7 @@ FORMATS: dict[str, Writer] = {
     "int4-row": partial(stored.pack_quantized, group=None),
     "int8-g128": partial(stored.pack_quantized, bits=8, group=128),
     "int8-row": stored.int_quantized,
+    "int8-row-zeros": partial(stored.int_quantized, activation_zeros=True),
     "awq": partial(stored.awq, group=128),
     "gptq": partial(stored.gptq, group=128),
     "gptq-zeros": partial(stored.gptq, group=64, symmetric=False),

@@ -174,12 +174,23 @@ def pack_quantized(
 
 
 def int_quantized(
-    random: Generator, rows: int, columns: int, *, strategy: str = "channel"
+    random: Generator,
+    rows: int,
+    columns: int,
+    *,
+    strategy: str = "channel",
+    activation_zeros: bool = False,
 ) -> StoredLinear:
     codes = random.integers(-128, 128, (rows, columns))
     scale, values = _scales(random, (rows if strategy == "channel" else 1, 1), torch.bfloat16)
     config = compressed_config("int-quantized", num_bits=8, type="int", strategy=strategy)
-    config["config_groups"]["group_0"]["input_activations"] = {"num_bits": 8, "type": "int"}
+    config["config_groups"]["group_0"]["input_activations"] = {
+        "num_bits": 8,
+        "type": "int",
+        "strategy": "token",
+        "dynamic": True,
+        "symmetric": not activation_zeros,
+    }
     tensors = {"weight": _torch(codes, torch.int8), "weight_scale": scale}
     return StoredLinear(config, tensors, torch.from_numpy(codes * values))
 

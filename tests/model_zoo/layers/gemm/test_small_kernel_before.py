@@ -17,7 +17,7 @@ from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_rows import Producer
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
-from tests.support.quantization.fp8_models import SeparatelyQuantized, scheme, use_scaled_mm
+from tests.support.quantization.w8a8_models import SeparatelyQuantized, scheme, use_scaled_mm
 
 BF16 = torch.bfloat16
 

@@ -33,6 +33,7 @@ def test_a_threads_four_words_hold_its_columns_of_wgmmas_operand(kind: CodeKind)
     """Thread t reads columns 16 s + 2 t + {0, 1, 8, 9} of step s (PTX ISA, wgmma m64k16)."""
     bits = BITS[kind]
     block, pairs = block_columns(bits), 16 // bits
+    zeros = pack_codes(torch.zeros(1, block, dtype=torch.uint8), kind)  # int8's are not 0
     for t in range(4):
         for step in range(block // 16):
             for offset in (0, 1, 8, 9):
@@ -40,7 +41,7 @@ def test_a_threads_four_words_hold_its_columns_of_wgmmas_operand(kind: CodeKind)
                 codes[0, 16 * step + 2 * t + offset] = 1
                 pair = 2 * step + offset // 8
                 word, bit = 4 * t + pair // pairs, 16 * (offset % 2) + bits * (pair % pairs)
-                words = pack_codes(codes, kind)
+                words = pack_codes(codes, kind) ^ zeros
                 assert words[0, word] == 1 << bit
                 assert words.count_nonzero() == 1
 
@@ -114,3 +115,10 @@ def test_bytes_of_a_block_hold_each_column_once() -> None:
     assert sorted(columns.tolist()) == list(range(64))
     codes = torch.randint(0, 256, (3, 64), dtype=torch.uint8)
     assert torch.equal(pack_codes(codes, "fp8").view(torch.uint8), codes[:, columns])
+
+
+def test_bytes_of_int8_are_the_numbers_that_tensor_cores_take():
+    values = torch.randint(-128, 128, (3, 128), dtype=torch.int8)
+    words = pack_codes((values.int() + 128).to(torch.uint8), "int8")
+    blocks = values.view(3, -1, 64)[:, :, byte_columns(words.device)]
+    assert torch.equal(words.view(torch.int8), blocks.view(3, -1))

@@ -1,4 +1,4 @@
-"""Activations as fp8: codes and scales, and the fused forms."""
+"""Activations as fp8 and int8: codes and scales, and the fused forms."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
 BF16, FP16 = torch.bfloat16, torch.float16
 # The interpreter cuts bfloat16 off where a GPU rounds.
+KINDS: tuple[ScaleKind, ...] = ("row", "block", "int8", "int8 zeros")
 DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16]
 
 
@@ -40,6 +41,9 @@ def check(found: QuantizedRows, x: Tensor, kind: ScaleKind) -> None:
     """Against the definition in float32."""
     count, columns = x.shape
     assert found.count == count and found.kind == kind and found.dtype == x.dtype
+    if kind in ("int8", "int8 zeros"):
+        check_integers(found, x)
+        return
     grouped = x.float().view(count, -1, 128 if kind == "block" else columns)
     scales = grouped.abs().amax(2).clamp(min=1e-10) / 448
     torch.testing.assert_close(found.scales[:count], scales, rtol=1e-6, atol=0)
@@ -56,8 +60,31 @@ def check(found: QuantizedRows, x: Tensor, kind: ScaleKind) -> None:
     assert not in_order_of_columns(found.codes)[count:].any()
 
 
+def check_integers(found: QuantizedRows, x: Tensor) -> None:
+    count, wide = len(x), x.float()
+    least = torch.zeros(count, device=x.device)
+    if found.zeros is None:
+        scales = wide.abs().amax(1).clamp(min=1e-10) / 127
+    else:
+        least = wide.amin(1).clamp(max=0)
+        scales = (wide.amax(1).clamp(min=0) - least).clamp(min=1e-10) / 255
+    torch.testing.assert_close(found.scales[:count, 0], scales, rtol=1e-6, atol=0)
+    zeros = least
+    if found.zeros is not None:
+        assert found.zeros.dtype == torch.int32 and found.scales.shape == (len(found.codes), 1)
+        zeros = (-128 - least / scales).round()
+        assert (found.zeros[:count] - zeros).abs().max() <= 1
+        zeros = found.zeros[:count].float()
+    expected = (wide / scales[:, None]).round() + zeros[:, None]
+    codes = in_order_of_columns(found.codes).view(torch.int8)[:count]
+    off = (codes - expected.clamp(-128, 127)).abs()
+    assert off.max() <= 1 and (off == 0).float().mean() > 0.99
+    back = (codes - zeros[:, None]) * scales[:, None]
+    assert ((back - wide).abs() <= 0.51 * scales[:, None]).all(), "within half a step"
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(1, 256), (5, 384), (6, 1536)])
 def test_codes_are_those_of_the_definition(
     device: str, dtype: torch.dtype, kind: ScaleKind, shape: tuple[int, int]
@@ -74,16 +101,17 @@ def test_scales_lie_as_scaled_mm_takes_them(device: str):
     assert blocks.scales.shape == (8, 4) and blocks.scales.stride() == (1, 8)
 
 
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_may_lie_apart_and_zeros_stay_zeros(device: str, kind: ScaleKind):
     wide = rows_of(device, FP16, 4, 512)
     found = quantize_rows(wide[:, :256], kind)
     check(found, wide[:, :256], kind)
-    assert not found.codes[3].view(torch.uint8).any() and found.scales.isfinite().all()
+    codes, zero = found.codes[3], 0 if found.zeros is None else found.zeros[3]
+    assert bool((codes.float() == zero).all()) and found.scales.isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_norm_has_the_codes_of_a_separate_one(
     device: str, dtype: torch.dtype, kind: ScaleKind
 ):
@@ -121,7 +149,7 @@ def test_a_fused_norm_has_gemmas_options(device: str, dtype: torch.dtype, plus_o
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
 @pytest.mark.parametrize("gelu", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fused_swiglu_has_the_codes_of_a_separate_one(
     device: str, dtype: torch.dtype, kind: ScaleKind, gelu: bool
 ):
@@ -132,7 +160,7 @@ def test_a_fused_swiglu_has_the_codes_of_a_separate_one(
     assert torch.equal(found.scales, expected.scales)
 
 
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_rows_are_no_error(device: str, kind: ScaleKind):
     none = torch.empty(0, 256, dtype=FP16, device=device)
     assert quantize_rows(none, kind).codes.shape == (0, 256)
@@ -141,7 +169,7 @@ def test_no_rows_are_no_error(device: str, kind: ScaleKind):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [4096, 12288])
 def test_many_rows_have_the_codes_of_the_definition(kind: ScaleKind, columns: int):
     x = torch.randn(1001, columns, device="cuda").to(BF16)
@@ -149,7 +177,7 @@ def test_many_rows_have_the_codes_of_the_definition(kind: ScaleKind, columns: in
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", ["row", "block"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [1024, 4096, 5120, 12288])
 def test_fused_codes_of_wide_rows_are_those_of_separate_kernels(kind: ScaleKind, columns: int):
     """Whose sums are shared by many threads: by the same ones in both kernels."""

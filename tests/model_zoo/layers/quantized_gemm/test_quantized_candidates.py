@@ -27,6 +27,7 @@ from model_zoo.layers.quantized_gemm.candidates import (
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, Int8GemmByRows, int8_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
@@ -61,6 +62,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> 
     monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
     fp8 = lambda gemm, device, dtype: capability >= (8, 9)  # noqa: E731
     monkeypatch.setattr(candidates, "runs", fp8)
+    int8_gemms.cache_clear()
 
 
 @pytest.mark.parametrize("rows", [*BUCKETS, *MANY_BUCKETS])
@@ -86,6 +88,26 @@ def test_other_devices_and_scales_have_the_plain_kernels(monkeypatch: pytest.Mon
         assert found and not [gemm for gemm in found if isinstance(gemm, SkinnyQuantizedGemm)]
 
 
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0), (12, 0)])
+def test_int8_activations_are_timed_for_few_rows_and_used_for_many(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]
+):
+    use_device(monkeypatch, capability)
+    of_weight = scheme("int8 row", 4096, activation_bits=8)
+    for rows in (*BUCKETS, *MANY_BUCKETS):
+        found = quantized_candidates(DEVICE, BF16, rows, 6144, 4096, of_weight)
+        integers = [isinstance(gemm, Int8Gemm) for gemm in found]
+        assert sum(integers) >= 2 and (all(integers) if rows > 64 else not integers[0])
+    plain = quantized_candidates(DEVICE, BF16, 8, 6144, 4096, scheme("int8 row", 4096))
+    assert not any(isinstance(gemm, Int8Gemm) for gemm in plain), "W8A16"
+
+
+def test_int8_activations_need_no_measurement():
+    layer = linear("int8 row", activation_bits=8)
+    use_quantized_gemms(nn.Sequential(layer))
+    assert {layer.gemm_of(rows) for rows in (1, 64, 65, 9999)} == {Int8GemmByRows("int8")}
+
+
 def rows_of(layer: Linear) -> list[int]:
     return [gemm_key.rows for gemm_key in layers_by_key(nn.Sequential(layer))]
 
@@ -97,21 +119,24 @@ def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.Mon
     assert rows_of(linear("fp8 row")) == [*BUCKETS, *MANY_BUCKETS], "W8A16"
     assert rows_of(linear("fp8 row", activation_bits=8)) == [*BUCKETS], "fp8 tensor cores"
     assert rows_of(linear("int4 row zeros")) == [*BUCKETS]
+    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS]
     use_device(monkeypatch, (8, 0))
     assert rows_of(linear("int4 g128")) == [*BUCKETS]
+    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS]
 
 
 def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     use_device(monkeypatch, (9, 0))
     made = {
-        f"{rows} {number}": gemm
+        f"{name} {rows} {number}": gemm
         for rows in (*BUCKETS, *MANY_BUCKETS)
+        for name in ("fp8 row", "int8 row")
         for number, gemm in enumerate(
-            quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme("fp8 row", 4096, 8))
+            quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme(name, 4096, 8))
         )
     }
     kinds = {type(gemm).__name__ for gemm in made.values()}
-    assert len(kinds) == 5 and ScaledMM.__name__ in kinds
+    assert len(kinds) == 6 and {ScaledMM.__name__, Int8Gemm.__name__} <= kinds
     write_choices(tmp_path / "products.json", "GPU", made)
     assert read_choices(tmp_path / "products.json", "GPU") == made
 
@@ -129,9 +154,9 @@ def test_a_choice_for_many_rows_leaves_the_others_as_they_are():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["fp8 row", "fp8 block"])
+@pytest.mark.parametrize("name", ["fp8 row", "fp8 block", "int8 row"])
 @pytest.mark.parametrize("after", ["norm", "silu_mul", None])
-def test_products_of_fp8_activations_are_chosen_with_the_kernel_before(
+def test_products_of_quantized_activations_are_chosen_with_the_kernel_before(
     after: Producer | None, name: str, tmp_path: Path
 ):
     of_weight = scheme(name, 2048, activation_bits=8)

@@ -65,7 +65,7 @@ def test_a_norm_that_quantizes_adds_up_squares_in_the_order_of_one_that_does_not
     assert len(found) == 8, "four widths, with one norm and with two"
     for both in found.values():
         (plain,) = both["plain"]
-        assert both["quantizing"] == [plain, plain], "by row, and by block"
+        assert both["quantizing"] == 4 * [plain], "by row, by block, and to int8"
 
 
 def count(operations: list[str], *beginnings: str) -> int:
@@ -121,6 +121,32 @@ def test_quantized_rows_are_read_and_written_widely(
         assert count(operations, "LDG") == count(operations, "LDG.E.128")
         assert count(operations, "STG.E.128", "STG.E.64") >= count(operations, "STG") - 1
         assert count(operations, "F2FP.SATFINITE.E4M3") >= 4, "two codes an instruction"
+
+
+@pytest.mark.parametrize("kind", ["int8", "int8 zeros"])
+def test_rows_of_int8_are_read_and_written_widely(
+    shipped: dict[str, list[dict[str, Any]]], kind: str
+):
+    kernels = shipped[f"quantize {kind}"]
+    assert len(kernels) == 3
+    for kernel in kernels:
+        operations = kernel["operations"]
+        assert count(operations, "LDG") == count(operations, "LDG.E.128")
+        few = 1 + (kind == "int8 zeros")
+        assert count(operations, "STG.E.128", "STG.E.64") >= count(operations, "STG") - few
+        assert count(operations, "F2I") == few - 1, "slow: an addition rounds, but the zero point"
+
+
+@pytest.mark.parametrize(("rows", "stores"), [(8, 1), (64, 4), (512, 8), (4096, 16)])
+def test_int8_runs_on_tensor_cores_and_writes_widely(
+    shipped: dict[str, list[dict[str, Any]]], rows: int, stores: int
+):
+    (kernel,) = shipped[f"int8 at {rows}"]
+    operations = kernel["operations"]
+    assert count(operations, "IGMMA") >= 4 and not count(operations, "HGMMA", "IMMA")
+    copies = "UTMALDG" if rows > 64 else "LDGSTS.E.BYPASS.128"
+    assert count(operations, copies) >= 4
+    assert count(operations, "STG.E.128") == stores
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if name.startswith("skinny")])

@@ -1,4 +1,4 @@
-"""Models of random fp8 weights that are multiplied by activations in fp8, on a CPU or a GPU."""
+"""Models of random weights of 8 bits and activations of 8 bits, fp8 or int8, on a CPU or a GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm.candidates import runs
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
+from model_zoo.layers.quantized_gemm.int8.gemm import Int8GemmByRows
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_rows import GROUP, ScaleKind
 from model_zoo.loader import fill_randomly
@@ -30,12 +31,14 @@ HEADS = {"num_heads": 8, "num_kv_heads": 2, "head_dim": 64}
 def scheme(scales: ScaleKind, columns: int) -> WeightScheme:
     """W8A8."""
     blocks = scales == "block"
+    integers = scales in ("int8", "int8 zeros")
     return WeightScheme(
-        kind="fp8",
+        kind="int8" if integers else "fp8",
         row_group=GROUP if blocks else 1,
         column_group=GROUP if blocks else columns,
         scale_dtype=torch.float32,
         activation_bits=8,
+        activation_zeros=scales == "int8 zeros",
     )
 
 
@@ -51,10 +54,10 @@ def config_of(kind: str, directory: Path) -> ModelConfig:
     return replace(config, moe=moe)
 
 
-def fp8_model(
+def w8a8_model(
     config: ModelConfig, scales: ScaleKind, dtype: torch.dtype, device: torch.device
 ) -> Model:
-    """All Linears but the head are fp8; experts and the router are not."""
+    """All Linears but the head are of 8 bits; experts and the router are not."""
 
     def scheme_of(parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
         plain = any(name == "lm_head" or ".experts." in name for name in parts)
@@ -66,24 +69,26 @@ def fp8_model(
     return model
 
 
-def fp8_linears(model: Model) -> dict[str, Linear]:
+def w8a8_linears(model: Model) -> dict[str, Linear]:
     named = model.named_modules()
     return {n: m for n, m in named if isinstance(m, Linear) and m.packed is not None}
 
 
 @dataclass(frozen=True)
 class SeparatelyQuantized:
-    """A ScaledMM that quantizes its x itself, as every GEMM that takes 16 bits would."""
+    """A GEMM that quantizes its x itself, as every GEMM that takes 16 bits would."""
 
-    gemm: ScaledMM
+    gemm: ScaledMM | Int8GemmByRows
     name: str = "separate"
 
     def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         return self.gemm.run(x, weight, bias)
 
 
-def product(scales: ScaleKind, dtype: torch.dtype, device: str) -> ScaledMM:
+def product(scales: ScaleKind, dtype: torch.dtype, device: str) -> ScaledMM | Int8GemmByRows:
     """What the device has; the test is skipped if it has none."""
+    if scales in ("int8", "int8 zeros"):
+        return Int8GemmByRows(scales)
     gemm = ScaledMM(scales, fast_accum=scales == "row")
     if device == "cuda" and not runs(gemm, torch.device(device), dtype):
         pytest.skip(f"no fp8 product by {scales} scales here")

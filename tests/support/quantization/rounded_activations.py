@@ -1,0 +1,45 @@
+"""What a model computes whose activations are rounded to 8 bits in front of each Linear (W8A8)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from model_zoo.layers.quantized_rows import ScaleKind
+
+LARGEST = 448.0  # of e4m3
+BLOCK = 128  # columns of a scale, where weights have a scale for each block
+
+
+def rounded(x: Tensor, by_block: bool) -> Tensor:
+    """x [..., K] after e4m3 with a scale for each row, or for each 128 columns of a row."""
+    groups = x.unflatten(-1, (-1, BLOCK)) if by_block else x[..., None, :]
+    scales = groups.abs().amax(-1, keepdim=True).float().clamp_min(1e-12) / LARGEST
+    codes = (groups.float() / scales).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
+    return (codes.float() * scales).flatten(-2).to(x.dtype)
+
+
+def rounded_to_integers(x: Tensor, zeros: bool) -> Tensor:
+    """x [..., K] after int8 with a scale for each row; zeros: and a zero point."""
+    wide = x.float()
+    least = wide.amin(-1, keepdim=True).clamp(max=0)
+    if not zeros:
+        scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 127
+        return ((wide / scales).round() * scales).to(x.dtype)
+    scales = (wide.amax(-1, keepdim=True).clamp(min=0) - least).clamp_min(1e-12) / 255
+    zero = (-128 - least / scales).round()
+    codes = ((wide / scales).round() + zero).clamp(-128, 127)
+    return ((codes - zero) * scales).to(x.dtype)
+
+
+def round_activations(layers: nn.Module, kind: ScaleKind) -> None:
+    """From now on each Linear of `layers` multiplies rounded activations."""
+
+    def round_input(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        if kind in ("int8", "int8 zeros"):
+            return (rounded_to_integers(args[0], kind == "int8 zeros"),)
+        return (rounded(args[0], kind == "block"),)
+
+    for module in layers.modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(round_input)
