@@ -44,6 +44,8 @@ from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.loader import fill_randomly
 from model_zoo.moe_config import MoEConfig, RouterConfig
 from model_zoo.quantization.weight_scheme import WeightScheme
+from runtime.precompile.compiling import compiling_only
+from runtime.precompile.pool import Compilers
 
 BF16 = torch.bfloat16
 TOKENS = [1, 2, 4, 8, 16, 32, 64, 128, 512, 2048, 8192]
@@ -171,6 +173,18 @@ def product(stack: ExpertStack, expert: int, x: Tensor) -> Tensor:
     return y if stack.bias is None else y + stack.bias[expert].float()
 
 
+def compile_candidates(case: Case, tokens: list[int]) -> None:
+    """On all cores, before they are timed one after the other."""
+    experts = case.layers[0]
+    with compiling_only(Compilers()):
+        for count in tokens:
+            x = torch.zeros(count, experts.hidden, dtype=BF16, device="cuda")
+            ids = balanced(experts, count, "cuda")
+            weights = torch.ones(ids.shape, device="cuda")
+            for tiles in candidates(count, experts):
+                run_experts(experts, x, ids, weights, tiles=tiles)
+
+
 def measure(case: Case, tokens: int, timer: GraphTimer, arguments: argparse.Namespace) -> dict:
     experts, device = case.layers[0], "cuda"
     x = torch.randn(tokens, experts.hidden, device=device).to(BF16)
@@ -246,6 +260,7 @@ def main() -> None:
         for kind in arguments.format:
             layers = make_layers(shape, kind, arguments.layers, "cuda")
             case = Case(layers, arguments.bandwidth * 1e6, arguments.tflops)
+            compile_candidates(case, arguments.tokens)
             print(f"\n{shape}, {kind}: {layers[0].nbytes / 1e9:.2f} GB of experts a layer")
             print(f"{'tokens':>6} {'balanced':>9} {'zipf':>9} {'floor':>9} {'share':>7}  tiles")
             for tokens in arguments.tokens:

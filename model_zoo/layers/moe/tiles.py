@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 # From the first number of tokens to the largest of FEW, no tokens are sorted: few_tokens.py.
 FEW = 8
 FEW_COLUMNS = 16  # in which those tokens are multiplied: the least that tensor cores take
-# Numbers of tokens that are tuned; each covers smaller ones.
+# Numbers of tokens that are tuned; each covers smaller ones, and the last all that are larger.
 BUCKETS = (1, 4, FEW, 16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
@@ -97,8 +97,10 @@ class TilesByTokens:
         self._tiles = dict(tiles)
 
     def of(self, tokens: int, shape: ExpertShape) -> Tiles:
-        place = bisect_left(BUCKETS, tokens)
-        found = self._tiles.get(BUCKETS[place]) if place < len(BUCKETS) else None
+        place = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
+        found = self._tiles.get(BUCKETS[place])
+        if isinstance(found, HopperTiles) and not found.serves(tokens, shape.gate_up, shape.down):
+            found = None
         return found or candidates(tokens, shape)[0]
 
 

@@ -100,7 +100,7 @@ for weights in FORMATS:
             EXPERTS[name] = partial(call_experts, weights, tokens, index)
 HOPPER_EXPERTS: dict[str, tuple[HopperTiles, Callable[[], None]]] = {}
 for weights in (None, "fp8 block", "mxfp4"):
-    for tokens in (1, 8, 128, 512):
+    for tokens in (1, 8, 128, 512, 2048):
         for index, tiles in enumerate(hopper_tiles(weights, tokens)):
             name = f"hopper experts {weights or 'bf16'} at {tokens}, {index}"
             HOPPER_EXPERTS[name] = tiles, partial(call_hopper, weights, tokens, tiles)

@@ -8,12 +8,14 @@ from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_gemm.hopper.arguments import SYNC_ROWS
 from model_zoo.quantization.quantized_weight import BITS
 
-MOST_TOKENS = 512  # above, x is as large as the weights
+MOST_TOKENS = 8192  # above, rows of x in the order of experts would take much memory
 UNIT_BYTES = 16 << 10  # of a warpgroup
 HEIGHT = 64  # rows of W of a warpgroup
 MOST_STAGES = 8
 # Bytes of rings, by the programs that an SM holds; the rest is for barriers and the epilogue.
 SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
+WIDEST_ROWS = 128
+WIDE_ROWS, WIDE_BYTES = 64, 200 << 10  # of more rows the epilogue takes 16 KiB
 REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise
 
 
@@ -30,7 +32,7 @@ class Ring:
 class HopperTiles:
     """kernel.py: compute capability 9.0."""
 
-    rows: int  # tokens of an expert in a tile, a power of two from 8 on
+    rows: int  # tokens of an expert in a tile, a power of two from 8 to WIDEST_ROWS
     groups: int  # warpgroups that compute, 1 or 2
     programs: int  # of the device
     resident: int  # of an SM, 1 to 3
@@ -51,7 +53,8 @@ class HopperTiles:
         columns = min(sizes, key=lambda size: -(-inputs // size) * size)
         x_stages = 3 if self.rows <= SYNC_ROWS and self.resident < 3 else 2
         of_w = self.groups * HEIGHT * columns * bits // 8
-        room = SHARED_BYTES[self.resident] - x_stages * self.rows * columns * 2
+        room = SHARED_BYTES[self.resident] if self.rows <= WIDE_ROWS else WIDE_BYTES
+        room -= x_stages * self.rows * columns * 2
         return Ring(columns, min(MOST_STAGES, max(0, room) // of_w), x_stages)
 
     def serves(self, tokens: int, gate_up: ExpertStack, down: ExpertStack) -> bool:
@@ -83,6 +86,10 @@ def hopper_candidates(
     rows = next((rows for rows in (8, 16, 32) if rows >= 1.25 * each), 64)
     if tokens == 1:
         rows = 8
+    if each >= WIDEST_ROWS / 2:
+        # Products bound them, and conversions, of which there are fewer the more rows share them.
+        wide = [HopperTiles(size, 2, processors, 1) for size in (64, WIDEST_ROWS)]
+        return [tiles for tiles in wide if tiles.serves(tokens, gate_up, down)]
     two, three = (rows, 1, 2 * processors, 2), (rows, 1, 3 * processors, 3)
     large = rows, 2, processors, 1
     found = [HopperTiles(*two), HopperTiles(*large)]

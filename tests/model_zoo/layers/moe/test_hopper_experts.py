@@ -94,6 +94,15 @@ def test_tiles_have_the_rows_of_their_experts_tokens(device: str, kind: str, tok
 
 @on_cpu
 @pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize("weights", [None, "mxfp4"])
+def test_the_widest_tiles(device: str, weights: str | None):
+    """One expert has more rows than a tile."""
+    experts = some_experts(device, BF16, num_experts=3, inner=96, weights=weights)
+    check(experts, 150, HopperTiles(128, 2, 2, 1), "one expert")
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
 @pytest.mark.parametrize("name", SERVED)
 @pytest.mark.parametrize("sync", [True, False])
 def test_packed_experts_of_every_kind_are_converted(device: str, sync: bool, name: str):
@@ -124,7 +133,7 @@ def test_experts_that_the_kernels_do_not_know_are_not_served():
         return SMALL.serves(tokens, experts.gate_up, experts.down)
 
     assert serves() and serves(weights="mxfp4")
-    assert not serves(10_000), "x as large as the weights"
+    assert not serves(10_000), "much memory for rows of x"
     assert not serves(dtype=torch.float32)
     assert not serves(weights="int4 row zeros"), "one zero point a row"
     assert not serves(inner=36), "rows that are not 16-byte aligned"
@@ -133,7 +142,7 @@ def test_experts_that_the_kernels_do_not_know_are_not_served():
 @pytest.mark.parametrize("weights", [None, "fp8 block", "mxfp4"])
 def test_candidates_fit_shared_memory(weights: str | None):
     experts = some_experts(weights=weights)
-    for tokens in [tokens for tokens in BUCKETS if tokens <= 512]:
+    for tokens in BUCKETS:
         for sizes in ((8, 128), (4, 32)):
             found = hopper_candidates(132, tokens, *sizes, experts.gate_up, experts.down)
             assert found and len(set(found)) == len(found)
