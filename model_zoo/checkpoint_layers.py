@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor, wrong_shape
 from model_zoo.config import ModelError
 from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.quantized_gemm.int8.cpu import Packs
 from model_zoo.quantization.config import QuantizationConfig, read_quantization
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import BITS, CodeKind, QuantizedWeight
@@ -19,7 +20,7 @@ from model_zoo.quantization.readers.registry import SUFFIXES, check, read
 from model_zoo.quantization.readers.resolve import resolve
 from model_zoo.quantization.readers.tensor_spec import FLOATS, Present, tensor_name
 from model_zoo.quantization.stored_format import FormatName, StoredFormat, fp8_format
-from model_zoo.quantization.weight_scheme import WeightScheme
+from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 Shape = tuple[int, int]  # [N, K] of a weight
 HEAD = "lm_head"
@@ -47,15 +48,15 @@ class CheckpointLayers:
     config        None: nothing is quantized
     quantization  "auto": as the checkpoint says; "fp8": quantize what is not, but for the LM head
                   and weights that kernels do not multiply
-    packs         whether the device multiplies packed weights, as supports_kernels says; if not,
-                  weights are dequantized when they are loaded
+    packs         which packed weights the device multiplies, as packs_of says; others are
+                  dequantized when they are loaded
     """
 
     directory: Path
     checkpoint: Checkpoint | None
     config: QuantizationConfig | None
     quantization: str
-    packs: bool
+    packs: Packs
 
     @classmethod
     def open(
@@ -64,7 +65,7 @@ class CheckpointLayers:
         checkpoint: Checkpoint | None,
         *,
         quantization: str = "auto",
-        packs: bool,
+        packs: Packs,
     ) -> CheckpointLayers:
         """Raises ModelError for a quantization that no reader understands."""
         config = read_quantization(directory)
@@ -73,7 +74,7 @@ class CheckpointLayers:
                 f"--quantization {quantization}: {config.path} says that the weights are quantized "
                 f"already ({config.method}): leave the option out"
             )
-        if quantization == "fp8" and not packs:
+        if quantization == "fp8" and packs is not True:
             raise ModelError(
                 "--quantization fp8: a GPU of compute capability 8.0 or later is needed, and "
                 "--dtype bfloat16 or float16: leave the option out"
@@ -107,9 +108,16 @@ class CheckpointLayers:
             stored = self.runs_as(name, (outputs, inputs))
             schemes.add(stored and scheme_for(stored, inputs, self.present(name)))
         scheme = schemes.pop()
-        if scheme is None or schemes or not self.packs:
+        if scheme is None or schemes or not self._packs(scheme, parts, inputs):
             return None
         return scheme if all(scheme.has_whole_groups(n, inputs) for n in parts.values()) else None
+
+    def _packs(self, scheme: WeightScheme, names: Iterable[str], inputs: int) -> bool:
+        """Whether the device multiplies a packed weight of these layers; inputs: K"""
+        if self.packs != "int8":
+            return self.packs
+        experts = any(".experts." in name for name in names)  # which grouped GEMMs multiply
+        return scheme.multiplies_integers and inputs % BLOCK == 0 and not experts
 
     def take(
         self, projection: LoadedProjection, sources: MutableMapping[str, CheckpointTensor]

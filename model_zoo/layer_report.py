@@ -109,7 +109,7 @@ def _bytes(linears: Iterable[Linear]) -> int:
     return sum(
         linear.outputs * linear.inputs * linear.dtype.itemsize
         if linear.packed is None
-        else linear.packed.weight.nbytes
+        else linear.packed.scheme.nbytes(linear.outputs, linear.inputs)
         for linear in linears
     )
 

@@ -12,9 +12,9 @@ from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig
 from model_zoo.layers.delta_net.block import DeltaNet
-from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.quantized_gemm.int8.cpu import packs_of
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.layers.quantized_gemm.stacked_parameters import StackedParameters
 from model_zoo.model import Model
@@ -50,7 +50,7 @@ class ModelLoader:
         """
         directory = Path(directory)
         checkpoint = None if load_format == "dummy" else Checkpoint.open(directory)
-        packs = supports_kernels(device, dtype)
+        packs = packs_of(device, dtype)
         layers = CheckpointLayers.open(
             directory, checkpoint, quantization=quantization, packs=packs
         )
@@ -59,7 +59,7 @@ class ModelLoader:
         if checkpoint is not None:  # before memory is allocated
             match_checkpoint(config, dtype, checkpoint, layers, directory)
         self.model = build(config, dtype, device, layers.scheme_of).eval()
-        if packs:
+        if packs is True:
             from model_zoo.layers.quantized_gemm.candidates import use_quantized_gemms
 
             use_quantized_gemms(self.model)

@@ -15,6 +15,8 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
+from model_zoo.layers.padded_rows import padded_rows
+from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_rows import (
@@ -209,12 +211,18 @@ class Linear(nn.Module):
         return found
 
     def prepare(self, *, keep_weight: bool = False) -> None:
-        """On a CPU, replace the weight by oneDNN's packed layout.
+        """On a CPU, replace the weight by oneDNN's packed layout, in int8 for W8A8.
 
         keep_weight: another layer shares the plain weight.  A packed GEMM takes a third to nine
         tenths of the time, in float32 and bfloat16, for 1 to 256 rows (Zen 5, one thread).  Padding
         one row to four, which helps older CPUs, costs time there.
         """
+        packed, unset = self.packed, self.gemm_of(1) is None
+        if packed is not None and unset and packed.scheme.multiplies_integers:
+            gemm = OneDnnInt8.of(packed.weight)
+            self.use_gemms({}, gemm)
+            self._reordered = gemm.weight
+            packed.release()
         if self.packed is None and can_reorder(self.weight):
             self._reordered = torch.ops.mkldnn._reorder_linear_weight(self.weight)
             if not keep_weight:
@@ -343,18 +351,6 @@ class SwigluLinear(Linear):
             return gelu_tanh_mul(both) if self.gelu else silu_mul(both)
         gate, up = both.chunk(2, -1)
         return (F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * up
-
-
-def padded_rows(rows: int) -> int:
-    """With how many rows a GEMM of reordered weights runs: `rows` up to 16, else up to 1/8 more.
-
-    oneDNN compiles a kernel for each number of rows and keeps it.  Steps of 1 to 512 rows took
-    760 MiB more memory than with this rounding, and 35 % more time (tiny-chat's layers).
-    """
-    if rows <= 16:
-        return rows
-    multiple = 1 << ((rows - 1).bit_length() - 4)
-    return -(-rows // multiple) * multiple
 
 
 def can_reorder(weight: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -53,6 +54,11 @@ class WeightScheme:
         if self.permuted:
             found["permutation"] = ((inputs,), torch.int64)
         return found
+
+    def nbytes(self, outputs: int, inputs: int) -> int:
+        """Of these parameters."""
+        found = self.parameters(outputs, inputs).values()
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in found)
 
     def fits(self, outputs: int, inputs: int) -> bool:
         """Whether the kernels can multiply a weight of this shape, or a part of a fused one."""

@@ -18,7 +18,7 @@ from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.delta_net.pool import allocate_states
-from model_zoo.layers.gemm.implementations import supports_kernels
+from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.loader import ModelLoader
 from model_zoo.vision.embed import ReadsImages
 from runtime.config import (
@@ -145,7 +145,7 @@ class EngineSpec:
     def _weight_bytes(self) -> int:
         dtype = DTYPES[self.dtype]
         copies = 0 if self.on_gpu else copy_bytes(self.config, dtype)
-        layers = layers_of(self.requested, packs=supports_kernels(self.device, dtype))
+        layers = layers_of(self.requested, packs=packs_of(self.device, dtype))
         return weight_bytes(self.config, dtype, layers.scheme_of) + copies
 
     def _too_heavy(self, free: int) -> ConfigError:
@@ -237,7 +237,7 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     return EngineSpec(requested, config, device, dtype, shape, choice, threads)
 
 
-def layers_of(requested: EngineConfig, *, packs: bool) -> CheckpointLayers:
+def layers_of(requested: EngineConfig, *, packs: Packs) -> CheckpointLayers:
     """How the linear layers are stored and will run, as CheckpointLayers.open.
 
     By the files' headers if they are there, else by config.json alone.

@@ -22,8 +22,8 @@ from attention.dispatch import Machine
 from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
-from model_zoo.layers.gemm.implementations import supports_kernels
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
+from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.loader import match_checkpoint
 from model_zoo.unsupported.message import explained
 from runtime.config import (
@@ -255,11 +255,11 @@ def _bar(
     return [memory_bar(parts, width, colour=not os.environ.get("NO_COLOR"))]
 
 
-def _packs(query: FitQuery, dtype: DTypeName) -> bool:
-    """Whether our kernels would run the linear layers, as CheckpointLayers.open."""
+def _packs(query: FitQuery, dtype: DTypeName) -> Packs:
+    """Which packed weights the device would multiply, as CheckpointLayers.open."""
     if query.card:
         return dtype != "float32"
-    return supports_kernels(choose_device(query.config.device), DTYPES[dtype])
+    return packs_of(choose_device(query.config.device), DTYPES[dtype])
 
 
 def _layers(query: FitQuery, dtype: DTypeName) -> CheckpointLayers:

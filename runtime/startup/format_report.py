@@ -23,6 +23,7 @@ from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import capable
 from model_zoo.layers.linear import LoadedProjection
 from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.model import Model
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
@@ -54,7 +55,7 @@ class Target:
 
     name: str
     dtype: torch.dtype
-    packs: bool  # as in CheckpointLayers
+    packs: Packs  # as in CheckpointLayers
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,7 @@ def target_of(query: FormatQuery, config: ModelConfig) -> Target:
         choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     ]
     if device.type == "cpu":
-        return Target("this CPU", dtype, packs=False)
+        return Target("this CPU", dtype, packs_of(device, dtype))
     packs = capable(torch.cuda.get_device_capability(device), dtype)
     return Target(torch.cuda.get_device_name(device), dtype, packs)
 

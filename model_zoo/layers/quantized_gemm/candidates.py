@@ -81,7 +81,7 @@ def tuned_above(
 ) -> tuple[int, ...]:
     """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8."""
     if activation_kind(scheme) is not None:
-        return MANY_BUCKETS
+        return (*MANY_BUCKETS, 2 * MANY_BUCKETS[-1])
     if not runs_skinny(device, inputs, scheme):
         return ()
     return () if scaled_mm(device, dtype, outputs, inputs, scheme) is not None else MANY_BUCKETS

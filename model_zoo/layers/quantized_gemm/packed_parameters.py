@@ -66,6 +66,11 @@ class PackedParameters(nn.Module):
         mine.copy_(permutation)
         self._has_order = True
 
+    def release(self) -> None:
+        """Free the codes, of which a GEMM has a copy in another order."""
+        self.words = nn.Parameter(self.weight.words.new_empty(0), requires_grad=False)
+        del self.__dict__["weight"]
+
     @torch.no_grad()
     def fill_randomly(self) -> None:
         """As the function."""

@@ -12,7 +12,7 @@ from model_zoo.config import ModelError, read_config
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_rows import ScaleKind
+from model_zoo.layers.quantized_gemm.int8.cpu import packs_of
 from model_zoo.model import Model
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
@@ -23,18 +23,10 @@ from tests.support.quantization.quantized_models import (
     write_quantized,
     write_quantized_hybrid,
 )
-from tests.support.quantization.rounded_activations import round_activations
+from tests.support.quantization.rounded_activations import ROUNDED, round_activations
 
 CPU = torch.device("cpu")
 SLOW = pytest.mark.slow
-# Activations of W8A8.
-ROUNDED: dict[str, ScaleKind] = {
-    "fp8-block": "block",
-    "fp8-tensor": "row",
-    "fp8-channel": "row",
-    "int8-row": "int8",
-    "int8-row-zeros": "int8 zeros",
-}
 
 
 def packed(model: Model) -> list[Linear]:
@@ -42,7 +34,10 @@ def packed(model: Model) -> list[Linear]:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_logits_on_a_cpu_are_those_of_the_dequantized_weights(name: str, tmp_path: Path):
+def test_logits_on_a_cpu_are_those_of_the_dequantized_weights(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(loader, "packs_of", lambda device, dtype: False)  # no int8 W8A8
     reference = write_quantized(tmp_path, name)
     config = read_config(tmp_path)
     model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
@@ -87,6 +82,29 @@ def test_fp8_while_loading_is_refused_without_a_gpu(tmp_path: Path):
         )
 
 
+@pytest.mark.skipif(packs_of(CPU, torch.float32) is False, reason="needs a CPU with VNNI")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["int8-row", "int8-row-zeros"])
+def test_int8_on_a_cpu_errs_as_much_as_rounding_explains(
+    name: str, dtype: torch.dtype, tmp_path: Path
+):
+    reference = write_quantized(tmp_path, name)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=dtype, device=CPU)
+    assert {str(linear.gemm_of(1).name) for linear in packed(model)} == {"int8 (oneDNN)"}
+    assert len(packed(model)) == 8
+    tokens = torch.randint(config.vocab_size, (60,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        round_activations(reference.model.layers, ROUNDED[name])
+        rounded = reference(tokens[None]).logits[0]
+    found = PagedRow(model, config, dtype).feed_in_steps(tokens, [50, 51, 58]).float()
+    error, expected = ((logits - exact).abs().mean() for logits in (found, rounded))
+    assert 0.5 * expected <= error <= 1.25 * expected, error / expected
+    off = (found - rounded).abs().mean()
+    assert dtype != torch.float32 or off <= 0.5 * expected, off / expected
+
+
 @pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a large negative gate
 @pytest.mark.parametrize("name", ["int8-row", pytest.param("int8-row-zeros", marks=SLOW)])
 def test_int8_weights_and_activations_err_as_much_as_rounding_explains(
@@ -94,7 +112,7 @@ def test_int8_weights_and_activations_err_as_much_as_rounding_explains(
 ):
     """By the kernels, interpreted."""
     monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: True)
-    monkeypatch.setattr(loader, "supports_kernels", lambda device, dtype: True)
+    monkeypatch.setattr(loader, "packs_of", lambda device, dtype: True)
     reference = write_quantized(tmp_path, name)
     config = read_config(tmp_path)
     model = load_model(config, tmp_path, dtype=torch.float16, device=CPU)

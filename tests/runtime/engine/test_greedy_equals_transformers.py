@@ -22,7 +22,7 @@ PROMPT_LENS = (1, 5, 16, 33, 47)
 
 
 # One of each kind of codes; in float32, their weights are dequantized when they are loaded.
-QUANTIZED = ("awq", "gptq-act-order", "int8-row", "fp8-block", "nvfp4")
+QUANTIZED = ("awq", "gptq-act-order", "int8-g128", "fp8-block", "nvfp4")
 GPT_OSS = "gpt-oss-mxfp4"
 
 

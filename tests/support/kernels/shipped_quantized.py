@@ -105,7 +105,7 @@ QUANTIZED: dict[str, Callable[[], None]] = {
     "int8 at 64": partial(call_int8, Int8Gemm("int8 zeros", 64, 64, 256, 3, stages=3), 64),
     "int8 at 512": partial(call_int8, Int8Gemm("int8", 128, 128, 128, warps=8, tma=True), 512),
     "int8 at 4096": partial(
-        call_int8, Int8Gemm("int8 zeros", 256, 128, 128, warps=8, tma=True), 4096
+        call_int8, Int8Gemm("int8 zeros", 128, 256, 128, warps=8, tma=True), 4096
     ),
 }
 for name in FORMATS:

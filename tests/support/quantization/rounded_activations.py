@@ -8,6 +8,14 @@ from torch import Tensor, nn
 from model_zoo.layers.quantized_rows import ScaleKind
 
 LARGEST = 448.0  # of e4m3
+# Activations of W8A8, by the names of quantized_models.py.
+ROUNDED: dict[str, ScaleKind] = {
+    "fp8-block": "block",
+    "fp8-tensor": "row",
+    "fp8-channel": "row",
+    "int8-row": "int8",
+    "int8-row-zeros": "int8 zeros",
+}
 BLOCK = 128  # columns of a scale, where weights have a scale for each block
 
 

@@ -144,15 +144,15 @@ def _many(
             Int8Gemm(kind, 64, 128, 64, stages=4),
         ]
     small = Int8Gemm(kind, 128, 128, 128, warps=8, stages=4, tma=tma)
-    large = Int8Gemm(kind, 256, 128, 128, warps=8, stages=4 if tma else 3, tma=tma)
+    large = Int8Gemm(kind, 128, 256, 128, warps=8, stages=4 if tma else 3, tma=tma)
+    high = Int8Gemm(kind, 256, 128, 128, warps=8, stages=3, tma=tma)
     tiles = triton.cdiv(rows, 128) * triton.cdiv(outputs, 128)
     parts = min(4, programs // tiles) if tiles < programs else 1
     split = Int8Gemm(kind, 128, 128, 128, max(1, parts), warps=8, stages=4, tma=tma)
     narrow = Int8Gemm(kind, 128, 64, 128, warps=4, stages=4, tma=tma)
-    # Tiles of 256 rows read less; but they are fewer than SMs where there are few rows.
+    # Larger tiles read less; but they are fewer than SMs where there are few rows.
     ordered = [large, small] if tiles >= 3 * programs else [split, small, large]
-    plain = Int8Gemm(kind, 128, 128, 128, warps=8, stages=4)
-    return [*ordered, narrow, plain, small]
+    return [*ordered, narrow, high]
 
 
 LARGE_SHARED = 160 << 10  # bytes of shared memory of a block that the largest tiles take

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8, packs_of
 from model_zoo.layers.quantized_gemm.int8.gemm import (
     Int8Gemm,
     Int8GemmByRows,
@@ -21,6 +22,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
+from tests.support.quantization.rounded_activations import rounded_to_integers
 
 BF16, FP16 = torch.bfloat16, torch.float16
 KINDS: tuple[ScaleKind, ...] = ("int8", "int8 zeros")
@@ -198,3 +200,21 @@ def test_a_captured_chain_of_products_gives_the_same_bits():
     for _ in range(5):
         graph.replay()
         assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(packs_of(CPU, torch.float32) is False, reason="needs a CPU with VNNI")
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_onednn_multiplies_the_same_integers(kind: ScaleKind, dtype: torch.dtype):
+    weight, plain = weight_of(77, 640, kind, "cpu"), quantized("int8 row", 77, 640)
+    bias = numbers("cpu", dtype, 77)
+    gemm = OneDnnInt8.of(weight)
+    assert gemm.run(numbers("cpu", dtype, 0, 640), weight, bias).shape == (0, 77)
+    for rows in (1, 5, 40):
+        x = numbers("cpu", dtype, rows, 640)
+        codes = rounded_to_integers(x.float(), kind == "int8 zeros")
+        right = codes.double() @ plain.dequantize(torch.float32).double().T + bias.double()
+        y = gemm.run(x, weight, bias)
+        assert y.shape == right.shape and y.dtype == dtype
+        limit = 1e-4 if dtype == torch.float32 else 3e-3
+        assert (y.double() - right).norm() <= limit * right.norm()

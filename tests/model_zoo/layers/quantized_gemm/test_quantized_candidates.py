@@ -119,10 +119,10 @@ def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.Mon
     assert rows_of(linear("fp8 row")) == [*BUCKETS, *MANY_BUCKETS], "W8A16"
     assert rows_of(linear("fp8 row", activation_bits=8)) == [*BUCKETS], "fp8 tensor cores"
     assert rows_of(linear("int4 row zeros")) == [*BUCKETS]
-    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS]
+    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS, 1024]
     use_device(monkeypatch, (8, 0))
     assert rows_of(linear("int4 g128")) == [*BUCKETS]
-    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS]
+    assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS, 1024]
 
 
 def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
