@@ -7,7 +7,8 @@ alone   one caller at a time, an image and 64 tokens of answer: time to first to
 beside  32 plain streams, beside 32 callers with an image each, and beside 32 callers whose text
         prompts have as many tokens: inter-token latency of the plain streams, and their ratio
 
-No two images are alike.  Answers are greedy, with ignore-eos; prefixes and features are not shared.
+No two images are alike, and all are made before the clock runs.  Answers are greedy, with
+ignore-eos; prefixes and features are not shared.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +45,9 @@ VOCABULARY = 30_000
 class Setting:
     url: str
     model: str
-    side: int  # pixels of an image's sides
-    kind: str  # of its file: JPEG or PNG
     output_len: int
-    numbers: Iterator[int]
+    pictures: list[str]  # URLs; each is sent once
+    numbers: Iterator[int]  # of prompts
 
     def ask(self, client: BenchClient, body: dict[str, Any], *, chat: bool) -> Any:
         workload = Workload(
@@ -57,7 +58,9 @@ class Setting:
         return client.ask(workload, {**common, **usage, **body}, time.perf_counter())
 
     async def with_image(self, client: BenchClient) -> RequestResult:
-        url = picture_url(self.side, self.kind, next(self.numbers))
+        if not self.pictures:
+            raise SystemExit("all pictures were sent: give a larger --pictures")
+        url = self.pictures.pop()
         parts = [
             {"type": "image_url", "image_url": {"url": url}},
             {"type": "text", "text": "What?"},
@@ -79,6 +82,12 @@ def _checked(outcome: Any) -> RequestResult:
     if not isinstance(outcome, RequestResult):
         raise SystemExit(f"a request failed: {outcome}")
     return outcome
+
+
+def picture_urls(side: int, kind: str, count: int, first: int) -> list[str]:
+    """As picture_url, by as many threads as there are cores."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda number: picture_url(side, kind, first + number), range(count)))
 
 
 def picture_url(side: int, kind: str, number: int) -> str:
@@ -183,6 +192,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=("JPEG", "PNG"), default="JPEG")
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--pictures", type=int, default=400, help="that may be sent in all")
     parser.add_argument("--callers", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=15.0, help="of each half of beside")
     parser.add_argument("--layers", type=int, default=0, help="cut the model, to try this out")
@@ -202,8 +212,9 @@ def main() -> None:
         with server(model, args.port, log, [*options, *args.serve.split()]) as ready:
             print(f"{args.shape}: ready after {ready:.1f} s", flush=True)
             url = f"http://127.0.0.1:{args.port}"
-            numbers = itertools.count(int(time.time()))
-            setting = Setting(url, args.shape, args.side, args.kind, args.output_len, numbers)
+            seed = int(time.time())
+            pictures = picture_urls(args.side, args.kind, args.pictures, seed)
+            setting = Setting(url, args.shape, args.output_len, pictures, itertools.count(seed))
             for name in filter(None, args.only.split(",")):
                 asyncio.run(cases[name](setting))
 

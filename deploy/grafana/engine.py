@@ -87,6 +87,23 @@ def engine() -> list[Panel]:
             [("{{instance}}", rate(GENERATED, "instance"))],
             stacked=True,
         ),
+        row("Images"),
+        graph(
+            "Images",
+            "Images in a second that the encoder ran for, and chunks of prompts that found an "
+            "image's features cached. 0 for models of text.",
+            "ops",
+            [
+                ("encoded", rate("wavefill_images_encoded_total")),
+                ("found", rate("wavefill_image_cache_hits_total")),
+            ],
+        ),
+        graph(
+            "Time in the encoder of images",
+            "Share of the time, by server: what steps take longer where prompts have images.",
+            "percentunit",
+            [("{{instance}}", rate("wavefill_image_encoder_seconds_total", "instance"))],
+        ),
         row("State"),
         STATE,
         graph(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_zoo.layers import fused_kernels
 from model_zoo.layers.norm import LayerNorm
 from model_zoo.layers.rope import rotate
 from model_zoo.vision.patches import PatchSpec, image_patches
@@ -70,10 +71,20 @@ class Block(nn.Module):
     def _attention(self, x: Tensor, cos_sin: Tensor) -> Tensor:
         """All patches attend to all."""
         qkv = self.qkv(x).view(len(x), 3, self.num_heads, -1)
-        q, k, v = qkv.unbind(1)  # [N, heads, head_dim]
-        q, k = (rotate(one.float(), cos_sin).to(x.dtype) for one in (q, k))
-        q, k, v = (one.transpose(0, 1)[None] for one in (q, k, v))
+        rotate_queries_and_keys(qkv, cos_sin)
+        q, k, v = (one.transpose(0, 1)[None] for one in qkv.unbind(1))
         return F.scaled_dot_product_attention(q, k, v)[0].transpose(0, 1).flatten(1)
+
+
+def rotate_queries_and_keys(qkv: Tensor, cos_sin: Tensor) -> None:
+    """qkv [N, 3, heads, head_dim], in place; cos_sin [N, head_dim] float32"""
+    if fused_kernels.use_fused_kernels(qkv.device):
+        from model_zoo.vision.rotate_qk import rotate_qk
+
+        rotate_qk(qkv, cos_sin)
+        return
+    for one in qkv.unbind(1)[:2]:
+        one.copy_(rotate(one.float(), cos_sin))
 
 
 class Merger(nn.Module):

@@ -63,8 +63,7 @@ class EngineFamilies:
         yield counter("wavefill_generation_tokens", "Generated tokens.", counts.generated_tokens)
         yield counter("wavefill_preemptions", "Preempted sequences.", counts.preemptions)
         yield counter("wavefill_engine_steps", "Steps of the engine.", counts.steps)
-        reads_images = ready is not None and ready.reads_images
-        for name, text in (GRAPH_COUNTERS | (IMAGE_COUNTERS if reads_images else {})).items():
+        for name, text in (GRAPH_COUNTERS | IMAGE_COUNTERS).items():
             yield counter(f"wavefill_{name}", text, getattr(counts, name))
         yield self._prediction_error(counts)
         text = "Duration of an engine step, in seconds."

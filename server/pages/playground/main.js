@@ -22,7 +22,7 @@ const playground = new Playground(api, storage, (what, detail) => views[what](de
 const panels = new Panels();
 const thread = new Thread(playground, at("scroller"), at("thread"), at("empty"));
 const settings = new Settings(playground, at("settings"));
-const composer = new Composer(playground, at("composer"), say);
+const composer = new Composer(playground, at("composer"), { say, complain, target: document });
 const sidebar = new Sidebar(playground, at("conversations"), {
   opened() {
     panels.narrow();
@@ -64,6 +64,7 @@ const views = {
   models() {
     showKeyButton(api.key !== "");
     settings.show();
+    composer.update();
     const [lane] = playground.conversation.lanes;
     at("model").textContent = lane.model;
   },

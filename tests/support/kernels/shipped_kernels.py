@@ -16,6 +16,7 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
+from model_zoo.vision.rotate_qk import rotate_qk
 from runtime.cuda_graph.prepare import prepare
 from runtime.sampling.banned import WINDOW, BannedTable
 from runtime.sampling.kernels.apply_masks import add_bias, apply_masks, ban
@@ -170,8 +171,14 @@ def call_constrained(dtype: torch.dtype) -> None:
     score(logits, ScoredRows(*(numbers,) * 5), words, tensor(ROWS, dtype=torch.int64), scores)
 
 
+def call_rotate_qk(head_dim: int) -> None:
+    rotate_qk(tensor(4096, 3, 16, head_dim), tensor(4096, head_dim, dtype=FP32))
+
+
 SHIPPED: dict[str, Callable[[], None]] = {
     **ATTENTION,
+    "rotate_qk of 64": partial(call_rotate_qk, 64),
+    "rotate_qk of 72": partial(call_rotate_qk, 72),
     "prepare": call_prepare,
     "swiglu bf16": partial(call_swiglu, BF16),
     "swiglu fp16": partial(call_swiglu, torch.float16),

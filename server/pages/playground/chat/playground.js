@@ -32,7 +32,7 @@ export class Playground {
   async connect() {
     try {
       this.models = (await this.api.models()).map((model) => ({
-        id: model.id, context: model.max_model_len,
+        id: model.id, context: model.max_model_len, images: model.images ?? null,
       }));
       this._useServedModels();
       this.notify("models");
@@ -99,16 +99,26 @@ export class Playground {
 
   // ---- what the user does --------------------------------------------------------------------
 
-  /** Whether it was sent. */
-  send(text) {
-    if (!text.trim() || this.busy() || this._refused()) return false;
-    this._ask(lastNode(this.conversation).id, { kind: "user", text });
-    return true;
+  /** What all models that are asked read of images; null: one of them reads none. */
+  imageLimits() {
+    const asked = this.conversation.lanes.map((lane) =>
+      this.models.find((model) => model.id === lane.model)?.images ?? null);
+    return asked.includes(null) ? null : asked[0];
   }
 
+  /** Whether it was sent.  images: data URLs */
+  send(text, images = []) {
+    return this._say(lastNode(this.conversation).id, text, images);
+  }
+
+  /** The images of the message stay. */
   edit(node, text) {
-    if (!text.trim() || this.busy() || this._refused()) return false;
-    this._ask(node.parent, { kind: "user", text });
+    return this._say(node.parent, text, node.images ?? []);
+  }
+
+  _say(parent, text, images) {
+    if (!(text.trim() || images.length) || this.busy() || this._refused()) return false;
+    this._ask(parent, { kind: "user", text, ...(images.length ? { images } : {}) });
     return true;
   }
 

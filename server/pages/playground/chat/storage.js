@@ -140,7 +140,10 @@ function laneOf(source) {
 }
 
 function fieldsOf(node) {
-  if (node.kind === "user") return { kind: "user", text: words(node.text) };
+  if (node.kind === "user") {
+    const images = list(node.images).filter((url) => words(url).startsWith("data:image/"));
+    return { kind: "user", text: words(node.text), ...(images.length ? { images } : {}) };
+  }
   if (node.kind === "results") {
     const results = {};
     for (const [entry, given] of Object.entries(node.results ?? {})) {

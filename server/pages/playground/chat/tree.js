@@ -1,7 +1,7 @@
 /**
  * A conversation is a tree of nodes; what is read is the path of the selected children.
  *
- *   user     {text}
+ *   user     {text, images}   images: data URLs, if it has some
  *   answers  {entries, kept, without}   one entry for each setting, or for each of `n`
  *   results  {results: {entry's index: {call's id: text}}}   what the tools gave
  *
@@ -97,7 +97,7 @@ export function messagesFor(conversation, id, lane, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   const path = pathTo(conversation, id);
   path.forEach((node, place) => {
-    if (node.kind === "user") messages.push({ role: "user", content: node.text });
+    if (node.kind === "user") messages.push({ role: "user", content: contentOf(node) });
     if (node.kind !== "answers") return;
     const index = entryOf(node, lane);
     const entry = node.entries[index];
@@ -111,6 +111,13 @@ export function messagesFor(conversation, id, lane, system) {
     }
   });
   return messages;
+}
+
+/** Images stand before the text, as models are trained with them. */
+function contentOf(node) {
+  if (!node.images?.length) return node.text;
+  const parts = node.images.map((url) => ({ type: "image_url", image_url: { url } }));
+  return node.text.trim() ? [...parts, { type: "text", text: node.text }] : parts;
 }
 
 function answerMessage(entry) {
@@ -141,5 +148,7 @@ export function branch(conversation, id) {
 export function titleOf(conversation) {
   if (conversation.title) return conversation.title;
   const first = Object.values(conversation.nodes).find((node) => node.kind === "user");
-  return first ? first.text.trim().split("\n")[0].slice(0, 60) || "Untitled" : "New conversation";
+  if (!first) return "New conversation";
+  const line = first.text.trim().split("\n")[0].slice(0, 60);
+  return line || (first.images?.length ? "Images" : "Untitled");
 }

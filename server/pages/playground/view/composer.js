@@ -1,14 +1,17 @@
 /** Where the next message is written, sent, and its answer stopped. */
 
 import { button, fill, grow, h } from "./dom.js";
+import { Pictures } from "./pictures.js";
 
 export class Composer {
-  constructor(playground, element, say) {
+  /** say is for a screen reader, complain for what was not done; files may be dropped on `target`. */
+  constructor(playground, element, { say, complain, target }) {
     Object.assign(this, { playground, say });
+    this.pictures = new Pictures(() => playground.imageLimits(), complain);
     this.field = h("textarea", {
       id: "message", rows: "1", placeholder: "Write a message", "aria-label": "Message",
       "aria-describedby": "composer-help", oninput: () => grow(this.field),
-      onkeydown: (event) => this._key(event),
+      onkeydown: (event) => this._key(event), onpaste: (event) => this._paste(event),
     });
     this.send = button("Send", () => this._send(), { class: "primary" });
     this.stop = button("Stop", () => {
@@ -17,14 +20,18 @@ export class Composer {
     }, { class: "primary", title: "Escape" });
     this.buttons = h("div", { class: "composer-buttons" });
     element.append(
-      h("div", { class: "composer-box" }, this.field, this.buttons),
+      h("div", { class: "composer-box" },
+        this.pictures.element, this.pictures.picker, this.field, this.buttons),
       h("p", { class: "help", id: "composer-help" },
         h("kbd", {}, "Enter"), " sends, ", h("kbd", {}, "Shift Enter"), " begins a line, ",
         h("kbd", {}, "Esc"), " stops the answer."));
+    target.addEventListener("dragover", (event) => this._over(event));
+    target.addEventListener("drop", (event) => this._drop(event));
     this.update();
   }
 
   update() {
+    this.pictures.update();
     const busy = this.playground.busy();
     fill(this.buttons, busy ? this.stop : this.send);
   }
@@ -42,8 +49,25 @@ export class Composer {
     this._send();
   }
 
+  _paste(event) {
+    if (this.pictures.add(event.clipboardData?.files ?? [])) event.preventDefault();
+  }
+
+  _over(event) {
+    if ([...(event.dataTransfer?.types ?? [])].includes("Files")) event.preventDefault();
+  }
+
+  /** Without it, the browser would leave the page for a file that is dropped beside the field. */
+  _drop(event) {
+    if (!event.dataTransfer?.files.length) return;
+    event.preventDefault();
+    this.pictures.add(event.dataTransfer.files);
+    this.focus();
+  }
+
   _send() {
-    if (!this.playground.send(this.field.value)) return;
+    if (!this.playground.send(this.field.value, this.pictures.urls)) return;
+    this.pictures.take();
     this.field.value = "";
     grow(this.field);
     this.field.focus();

@@ -4,6 +4,7 @@ import { lastNode, pathOf, versionsOf } from "../chat/tree.js";
 import { AnswerView } from "./answer.js";
 import { button, copyButton, fill, h } from "./dom.js";
 import { editor } from "./editor.js";
+import { picturesView } from "./pictures.js";
 import { resultForm, resultsView } from "./tools.js";
 
 const MOST_PAUSE = 500; // ms between two drawings of an answer that is very long
@@ -19,7 +20,8 @@ export class Thread {
     this._following = true; // whether the end stays in sight while the conversation grows
     this._top = 0;
     scroller.addEventListener("scroll", () => this._scrolled());
-    new ResizeObserver(() => this._following && this._toEnd()).observe(element);
+    const grown = new ResizeObserver(() => this._following && this._toEnd());
+    for (const each of [element, scroller]) grown.observe(each); // images grow one and shrink the other
   }
 
   /** Show the path of the conversation that is open. */
@@ -124,8 +126,9 @@ class UserView {
   update() {
     const { playground, node } = this;
     if (this._editor) return;
+    const shown = [picturesView(node.images), node.text && h("p", { class: "user-text" }, node.text)];
     this.element.replaceChildren(
-      h("p", { class: "user-text" }, node.text),
+      ...shown.filter(Boolean),
       h("div", { class: "actions" },
         button("Edit", () => this._edit()),
         copyButton("Copy", () => node.text),
