@@ -30,7 +30,6 @@ from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 def _barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PITCH: tl.constexpr):
     """Wait until this program of every rank has come here as often as this one."""
     epoch = tl.load(EPOCHS + program) + 1
-    tl.store(EPOCHS + program, epoch)
     for rank in tl.static_range(WORLD):
         if rank != RANK:
             pad = tl.load(PADS + rank).to(tl.pointer_type(tl.int32))
@@ -42,6 +41,9 @@ def _barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PIT
             # A difference, because epochs wrap around.  Another rank may be one call ahead.
             while tl.atomic_add(word, 0, sem="acquire", scope="sys") - epoch < 0:
                 pass
+    # All threads have read the old one: a thread that read the new one would wait for another call.
+    tl.debug_barrier()
+    tl.store(EPOCHS + program, epoch)
 
 
 @triton.jit(do_not_specialize=["rows", "offset"])
