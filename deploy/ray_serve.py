@@ -4,8 +4,10 @@
     serve run ray_serve:app model=Qwen/Qwen3-8B num_gpus=1 max_replicas=4
 
 Each replica is an actor that starts `wavefill serve` on a loopback port and passes requests on to
-it.  Requests with the same beginning go to the replica that has it in its prefix cache, unless it
-has much more to do than another.  The ingress, on the head node, sends a request to another replica
+it.  With num_gpus=N it has N GPUs of one node, and an engine on each (`--data-parallel N`).
+
+Requests with the same beginning go to the replica that has it in its prefix cache, unless it has
+much more to do than another.  The ingress, on the head node, sends a request to another replica
 if the first one is lost before any of the answer was passed to the caller.
 """
 
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -58,7 +60,9 @@ class Options(BaseModel):
 
     model: str = Field("tiny-chat", description="a directory on every node, or a Hub id")
     options: str = Field("", description="further options of `wavefill serve`")
-    num_gpus: float = Field(0, ge=0, le=1, description="of a replica; a server uses one GPU")
+    num_gpus: float = Field(
+        0, ge=0, le=64, description="of a replica, on one node; a whole number above 1"
+    )
     num_cpus: float = Field(1, ge=0, description="of a replica")
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
@@ -72,6 +76,13 @@ class Options(BaseModel):
     drain_seconds: float = Field(
         30, ge=0, description="for open requests when a replica is stopped"
     )
+
+    @field_validator("num_gpus")
+    @classmethod
+    def _whole_above_one(cls, value: float) -> float:
+        if value > 1 and value != int(value):
+            raise ValueError("GPUs of a replica beyond one are whole: choose 2, 3, ...")
+        return value
 
 
 class Forwarded(NamedTuple):
@@ -315,4 +326,6 @@ def app(options: Options) -> serve.Application:
         ),
     )
     words = ["--drain-seconds", str(options.drain_seconds), *shlex.split(options.options)]
+    if options.num_gpus > 1 and not any("-parallel" in word for word in words):
+        words += ["--data-parallel", str(int(options.num_gpus))]
     return Ingress.bind(replicas.bind(options.model, words, options.start_seconds))

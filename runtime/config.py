@@ -44,6 +44,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
 
     model: str  # a local directory
     device: DeviceOption = "auto"
+    data_parallel: int = 1  # engines of the server; those on a CPU share its cores and memory
     dtype: DType = "auto"
     attention: AttentionOption = "auto"
     deterministic: bool = False  # batch-invariant: no bit of an answer depends on the batch

@@ -1,7 +1,7 @@
 """The messages between an API process and the engine process.
 
     API process  --  Hello, Request, Abort, Observe        -->  engine
-    engine       --  Progress, Ready, StepOutput, Snapshot -->  API process
+    engine       --  Progress, Ready, StepOutput, EngineLoad, Snapshot -->  API process
     launcher     --  EngineDown                -->  API process
 
 Every message is a msgspec Struct, encoded as a MessagePack array.  Times are `time.monotonic()`
@@ -234,6 +234,37 @@ class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
     tokens: bytes = b""
 
 
+class Work(Struct, frozen=True, array_like=True):
+    """What requests have left to compute; see runtime/routing/router.py."""
+
+    prompt_tokens: float = 0.0
+    pairs: float = 0.0  # query-key pairs of these with those before them
+    rows: int = 0  # answers that are not complete
+    kv_tokens: float = 0.0  # that these rows read in a step
+
+
+class StepSeconds(Struct, frozen=True, array_like=True):
+    """The time of a step: see runtime/scheduler/step_time.py."""
+
+    step: float  # of any size
+    row: float  # each decode row
+    prompt_token: float
+    kv_token: float
+    pair: float
+
+
+class EngineLoad(Struct, frozen=True, array_like=True, tag="load"):
+    """What an engine that is one of several has to do, and which prefixes it has cached."""
+
+    work: Work = Work()  # of all its requests
+    received: int = 0  # requests of this API process since it said Hello, counted in `work`
+    times: StepSeconds | None = None  # None: not known yet
+    answer_tokens: float = 0.0  # of an answer, on average; 0: not known yet
+    # Hashes of pages, 16 bytes each, that were cached or evicted since the last message.
+    stored: bytes = b""
+    dropped: bytes = b""
+
+
 class SequenceState(Struct, frozen=True, array_like=True):
     """A sequence in the engine, for the dashboard."""
 
@@ -383,4 +414,4 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
 
 
 ToEngine = Hello | EngineRequest | Abort | Observe
-FromEngine = StepOutput | Progress | Ready | EngineDown | Snapshot
+FromEngine = StepOutput | Progress | Ready | EngineLoad | EngineDown | Snapshot

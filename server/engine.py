@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from runtime.ipc.client import Mailbox
@@ -16,9 +16,27 @@ EngineState = Literal[
 ]
 
 
-class Engine(Protocol):
-    """See runtime.ipc.client.EngineClient."""
+class OneEngine(Protocol):
+    """One of the engines; see runtime.ipc.connection.EngineConnection."""
 
+    @property
+    def index(self) -> int: ...
+    @property
+    def ready(self) -> Ready | None: ...
+    @property
+    def progress(self) -> Progress | None: ...
+    @property
+    def down(self) -> str | None: ...
+    @property
+    def stats(self) -> Stats: ...
+    def stalled(self) -> float: ...
+
+
+class Engine(Protocol):
+    """All engines, of which each has the whole model; see runtime.ipc.client.EngineClient."""
+
+    @property
+    def engines(self) -> Sequence[OneEngine]: ...
     @property
     def ready(self) -> Ready | None: ...
     @property
@@ -31,7 +49,7 @@ class Engine(Protocol):
     @property
     def index(self) -> int: ...
 
-    on_snapshot: Callable[[Snapshot], None] | None
+    on_snapshot: Callable[[int, Snapshot], None] | None
 
     @property
     def pending(self) -> int: ...
@@ -46,12 +64,19 @@ class Engine(Protocol):
         images: tuple[PromptImage, ...] = (),
     ) -> Mailbox: ...
     def abort(self, id: int) -> None: ...
-    def observe(self, share: bytes, *, watching: bool) -> None: ...
+    def observe(self, share: bytes, *, watching: bool, engine: int = 0) -> None: ...
     def close(self) -> None: ...
 
 
-def engine_state(engine: Engine) -> EngineState:
+def engine_state(engine: OneEngine) -> EngineState:
     if engine.ready is not None:
-        return "ready" if engine.unhealthy() is None else "stalled"
+        return "stalled" if engine.stalled() else "ready"
     # The next engine reports its progress while it loads; there is none before the first report.
     return "down" if engine.down is not None and engine.progress is None else "loading"
+
+
+def serving_state(engines: Engine) -> EngineState:
+    """Of all together: that of the engine that is nearest to answering."""
+    states = {engine_state(engine) for engine in engines.engines}
+    order: tuple[EngineState, ...] = ("ready", "stalled", "loading", "down")
+    return next(state for state in order if state in states)

@@ -18,6 +18,7 @@ FOR_SERVER = {"runtime.messages", "runtime.config", "runtime.ipc.client"}
 # The folders and files of runtime/ that decide what runs, without tensors: the host side.
 HOST_SIDE = (
     "ipc",
+    "routing",
     "scheduler",
     "grammar",
     "engine",

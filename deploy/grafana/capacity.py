@@ -59,7 +59,12 @@ def capacity() -> list[Panel]:
             "KV in use by server",
             "A full cache is no trouble as long as no request is preempted.",
             "percentunit",
-            [("{{instance}}", gauge("wavefill_kv_cache_usage_ratio", "instance"))],
+            [
+                (
+                    "{{instance}} {{engine}}",
+                    gauge("wavefill_kv_cache_usage_ratio", "instance, engine"),
+                )
+            ],
             GOOD_LOW["share"],
         ),
         graph(

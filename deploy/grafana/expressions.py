@@ -17,6 +17,6 @@ STATE = timeline(
     "State of the engine",
     "Which state each engine is in: loading, ready, stalled (silent) or down. Loading after a "
     "time of readiness means that the engine died and was started again.",
-    gauge("wavefill_engine_state", "instance, state"),
-    "{{instance}} {{state}}",
+    gauge("wavefill_engine_state", "instance, engine, state"),
+    "{{instance}} {{engine}} {{state}}",
 )

@@ -38,8 +38,9 @@ from runtime.messages import (
 from runtime.precompile import preimport
 from runtime.startup.timeline import Timeline
 
-if TYPE_CHECKING:
-    from runtime.engine.loop import Engine, EngineOutputs  # imports NumPy, which takes a while
+if TYPE_CHECKING:  # they import NumPy, which takes a while
+    from runtime.engine.load_report import LoadReport
+    from runtime.engine.loop import Engine, EngineOutputs
 
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
@@ -160,6 +161,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         # meanwhile.  The garbage collector would traverse all imported objects and free none.
         compilers = preimport.begin(args.config)
         gc.disable()
+        from runtime.engine.load_report import LoadReport
         from runtime.engine.loop import Engine
         from runtime.engine.observer import Observer
         from runtime.grammar.manager import GrammarManager
@@ -194,6 +196,9 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             images=loaded.executor.image_counts,
         )
         observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
+        loads = None  # an only engine gets all requests
+        if args.config.data_parallel > 1:
+            loads = LoadReport(engine, publisher.send_to, len(args.client_addresses))
         gc.collect()
         gc.freeze()  # permanent objects: later collections skip them
         gc.set_threshold(GC_THRESHOLD)
@@ -204,19 +209,27 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         publisher.broadcast(ready)
         while True:
             idle = engine.idle and not engine.prepare()
+            if loads is not None:
+                loads.publish(idle=idle)
             for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
                 if isinstance(message, Observe):
                     observer.observe(message)
                 else:
-                    _handle(message, engine, publisher, ready)
+                    _handle(message, engine, publisher, ready, loads)
             publisher.publish(engine.step_columns(), engine.stats())
 
 
 def _handle(
-    message: Hello | EngineRequest | Abort, engine: Engine, publisher: OutputPublisher, ready: Ready
+    message: Hello | EngineRequest | Abort,
+    engine: Engine,
+    publisher: OutputPublisher,
+    ready: Ready,
+    loads: LoadReport | None,
 ) -> None:
     match message:
         case EngineRequest():
+            if loads is not None:
+                loads.received(message.client)
             if publisher.register(message, engine.stats()):
                 engine.add(message)
         case Abort():
@@ -225,6 +238,8 @@ def _handle(
             for id in publisher.requests_of(message.client):
                 engine.abort(id)
             publisher.send_to(message.client, ready)
+            if loads is not None:
+                loads.hello(message.client)
 
 
 @contextmanager

@@ -1,29 +1,29 @@
-"""EngineClient: what an API process uses to reach the engine process, and a Mailbox per request.
+"""EngineClient: what an API process uses to reach the engines, and a Mailbox per request.
 
 One message a step arrives, and a callback distributes its outputs to the mailboxes.  A reader with
 a callback of its own (Mailbox.drain) is called at once; no task has to wake for a token.  For other
 readers a mailbox holds at most one output: what arrives while the reader is busy is merged into it,
 so a slow reader delays no other.  Nor do steps queue up where this process is the slow one: those
 that have arrived together are merged before delivery.
+
+There may be several engines, each with the whole model: a router chooses one for each request.
 """
 
 from __future__ import annotations
 
 import time
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 
-import msgspec
-
-from runtime.ipc.channel import AsyncReceiver, Sender
-from runtime.ipc.mailbox import Mailbox, merged
+from runtime.ipc.channel import Sender
+from runtime.ipc.connection import EngineAddress, EngineConnection, Listener
+from runtime.ipc.mailbox import Mailbox
 from runtime.messages import (
     BACKGROUND,
     Abort,
     EngineDown,
+    EngineLoad,
     EngineRequest,
     FromEngine,
-    Hello,
     Observe,
     Progress,
     PromptImage,
@@ -32,57 +32,55 @@ from runtime.messages import (
     SamplingParams,
     Snapshot,
     Stats,
-    StepOutput,
-    ToEngine,
 )
+from runtime.routing.engine_sums import ready_of_all, stats_of_all
+from runtime.routing.router import Router
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
+# Of several engines, that may end while one request waits for its first output in them: it may be
+# what ends them.
+MAX_ENGINES_LOST = 2
 
 
 class EngineClient:
-    """Submits requests to the engine and delivers its outputs.  Belongs to one event loop.
+    """Submits requests to the engines and delivers their outputs.  Belongs to one event loop.
 
-    While the engine loads or restarts, requests wait here; they are sent when it is ready.
+    While no engine is ready, requests wait here; they are sent when one is.
     """
 
     def __init__(
         self,
         index: int,
-        address_of_engine: str,
-        own_address: str,
+        addresses: Sequence[EngineAddress],
         *,
         stall_seconds: float = 30.0,
     ) -> None:
         self.index = index
-        self.ready: Ready | None = None
-        self.progress: Progress | None = None
-        self.down: str | None = None
-        self.stats = Stats()
-        self.on_snapshot: Callable[[Snapshot], None] | None = None
-        self._own_address = own_address
-        self._stall_seconds = stall_seconds
-        self._sender: Sender[ToEngine] = Sender(address_of_engine)
-        self._receiver: AsyncReceiver[FromEngine] | None = None
+        # Called with the engine's index.
+        self.on_snapshot: Callable[[int, Snapshot], None] | None = None
+        listener = Listener(
+            self._deliver, self._on_ready, self._on_engine_down, self._on_load, self._on_snapshot
+        )
+        self.engines = [
+            EngineConnection(number, address, stall_seconds, listener)
+            for number, address in enumerate(addresses)
+        ]
+        self._router = Router(len(self.engines))
         self._mailboxes: dict[int, Mailbox] = {}
         self._num_background = 0  # of these
         # Ids start at the clock, so that a restarted API process does not reuse any.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
-        self._last_message_at = time.monotonic()
-        self._undelivered_steps: list[StepOutput] = []  # received since the last delivery
+        self._ready: Ready | None = None
 
     async def start(self) -> None:
         """Listen from now on, on the running event loop."""
-        decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-        self._receiver = AsyncReceiver(
-            self._own_address, decoder, self._handle, self._deliver_steps
-        )
-        self._sender.send(Hello(self.index))
+        for engine in self.engines:
+            engine.start(self.index)
 
     def close(self) -> None:
         """Stop listening; open requests end with an error."""
-        if self._receiver is not None:
-            self._receiver.close()
-        self._sender.close()
+        for engine in self.engines:
+            engine.close()
         for mailbox in self._mailboxes.values():
             mailbox.put(_failed(mailbox.id, "the server is shutting down"))
         self._mailboxes.clear()
@@ -93,19 +91,45 @@ class EngineClient:
         """Unfinished requests, background ones not counted."""
         return len(self._mailboxes) - self._num_background
 
+    # The engines together.
+
+    @property
+    def ready(self) -> Ready | None:
+        """What those that are ready have together; None if none is.  The same object until one
+        starts or ends."""
+        return self._ready
+
+    @property
+    def progress(self) -> Progress | None:
+        """Of the first engine that loads, while none is ready."""
+        if self._ready is not None and len(self.engines) > 1:
+            return None
+        return next((each.progress for each in self.engines if each.progress is not None), None)
+
+    @property
+    def down(self) -> str | None:
+        """Why no engine serves, if one has ended."""
+        if self._ready is not None:
+            return None
+        return next((each.down for each in self.engines if each.down is not None), None)
+
+    @property
+    def stats(self) -> Stats:
+        return stats_of_all([engine.stats for engine in self.engines])
+
     def unhealthy(self) -> str | None:
-        """Why the engine does not serve, or None; None during its first start, too."""
+        """Why no engine serves, or None; None during the first start, too."""
         if self.down is not None:
             return self.down
-        silent = time.monotonic() - self._last_message_at
-        # The engine sends a message once a second when idle, else after every step; a large model
-        # on a CPU has long steps.
-        timeout = max(self._stall_seconds, 5 * self.stats.step_seconds)
-        if self.ready is not None and silent > timeout:
-            return (
-                f"the engine has been silent for {silent:.0f} s, requests pending: {self.pending}"
-            )
-        return None
+        ready = [engine for engine in self.engines if engine.ready is not None]
+        silent = [engine.stalled() for engine in ready]
+        if not silent or min(silent) == 0.0:
+            return None
+        return (
+            f"the engine has been silent for {min(silent):.0f} s, requests pending: {self.pending}"
+        )
+
+    # Requests.
 
     def submit(
         self,
@@ -123,9 +147,17 @@ class EngineClient:
         )
         mailbox = self._mailboxes[request.id] = Mailbox(request)
         self._num_background += priority == BACKGROUND
-        if self.ready is not None:
-            self._sender.send(request)
+        self._route(mailbox)
         return mailbox
+
+    def _route(self, mailbox: Mailbox) -> None:
+        """Send a request to an engine; it waits if none is ready."""
+        ready = [engine for engine in self.engines if engine.ready is not None]
+        if ready:
+            answering = [each.index for each in ready if not each.stalled()]
+            among = answering or [each.index for each in ready]
+            mailbox.engine = self._router.choose(mailbox.request, among)
+            self.engines[mailbox.engine].send(mailbox.request)
 
     def _new_id(self) -> int:
         self._next_id += 1
@@ -137,15 +169,15 @@ class EngineClient:
         if mailbox is None or mailbox.aborted:
             return
         mailbox.aborted = True
-        if self.ready is not None:
-            self._sender.send(Abort(id))
+        if mailbox.engine is not None:
+            self.engines[mailbox.engine].send(Abort(id))
         else:
             self._finish(mailbox, RequestOutput(id, [], finish="abort"))
 
-    def observe(self, share: bytes, *, watching: bool) -> None:
+    def observe(self, share: bytes, *, watching: bool, engine: int = 0) -> None:
         """See Observe.  `on_snapshot` is called with the snapshot that it asks for."""
-        if self.ready is not None:
-            self._sender.send(Observe(self.index, watching, share))
+        if self.engines[engine].ready is not None:
+            self.engines[engine].send(Observe(self.index, watching, share))
 
     def _finish(self, mailbox: Mailbox, output: RequestOutput) -> None:
         self._forget(mailbox)
@@ -155,42 +187,7 @@ class EngineClient:
         del self._mailboxes[mailbox.id]
         self._num_background -= mailbox.request.priority == BACKGROUND
 
-    def _handle(self, message: FromEngine) -> None:
-        self._last_message_at = time.monotonic()
-        if isinstance(message, StepOutput):
-            self._undelivered_steps.append(message)
-            return
-        self._deliver_steps()
-        match message:
-            case Progress():
-                self.progress = message
-            case Snapshot():
-                if self.on_snapshot is not None and self.ready is not None:
-                    self.on_snapshot(message)
-            case Ready():
-                self._on_ready(message)
-            case EngineDown():
-                known = self.ready.epoch if self.ready is not None else 0
-                if message.epoch is None or message.epoch >= known:
-                    self._on_engine_down(message.reason)
-
-    def _deliver_steps(self) -> None:
-        """Deliver the outputs of all steps received since the last delivery."""
-        steps, self._undelivered_steps = self._undelivered_steps, []
-        if not steps or self.ready is None:
-            return  # from an engine that died: its requests were submitted again or have ended
-        self.stats = steps[-1].stats
-        if len(steps) == 1:
-            for output in _outputs_of(steps[0]):
-                self._deliver(output)
-            return
-        merged_outputs: dict[int, RequestOutput] = {}
-        for step in steps:
-            for output in _outputs_of(step):
-                earlier = merged_outputs.get(output.id)
-                merged_outputs[output.id] = output if earlier is None else merged(earlier, output)
-        for output in merged_outputs.values():
-            self._deliver(output)
+    # What the engines say.
 
     def _deliver(self, output: RequestOutput) -> None:
         mailbox = self._mailboxes.get(output.id)
@@ -199,40 +196,48 @@ class EngineClient:
                 self._forget(mailbox)
             mailbox.put(output)
 
-    def _on_ready(self, ready: Ready) -> None:
-        if self.ready is not None:
-            if self.ready.epoch == ready.epoch:
-                return
-            # The engine was restarted, and this message overtook the launcher's EngineDown.
-            self._on_engine_down("the engine was restarted")
-        self.ready = ready
-        self.down = None
-        self.progress = None
-        for mailbox in self._mailboxes.values():
-            self._sender.send(mailbox.request)
+    def _on_load(self, engine: int, load: EngineLoad) -> None:
+        self._router.engines[engine].report(load)
 
-    def _on_engine_down(self, reason: str) -> None:
-        self.ready = None
-        self.progress = None
-        self.down = reason
-        self.stats = Stats()
-        self._sender.reopen()
+    def _on_snapshot(self, engine: int, snapshot: Snapshot) -> None:
+        if self.on_snapshot is not None:
+            self.on_snapshot(engine, snapshot)
+
+    def _update_ready(self, engine: int) -> None:
+        self._router.engines[engine].start(self.engines[engine].ready)
+        self._ready = ready_of_all([each.ready for each in self.engines])
+
+    def _on_ready(self, engine: int) -> None:
+        self._update_ready(engine)
+        for mailbox in self._mailboxes.values():
+            if mailbox.engine is None:
+                self._route(mailbox)
+
+    def _on_engine_down(self, engine: int, reason: str) -> None:
+        self._update_ready(engine)
         for mailbox in list(self._mailboxes.values()):
+            if mailbox.engine != engine:
+                continue
+            mailbox.engines_lost += 1
             if mailbox.aborted:
                 self._finish(mailbox, RequestOutput(mailbox.id, [], finish="abort"))
-            elif mailbox.delivered:
+            elif mailbox.delivered or not self._may_run_again(mailbox):
                 self._finish(mailbox, _failed(mailbox.id, reason))
             else:
                 # A new id, because a late output of the engine that died has the old one.
                 del self._mailboxes[mailbox.id]
                 mailbox.reset(self._new_id())
                 self._mailboxes[mailbox.id] = mailbox
+                self._route(mailbox)
 
+    def _may_run_again(self, mailbox: Mailbox) -> bool:
+        """Whether a request of which nothing was delivered may go to another engine.
 
-def _outputs_of(step: StepOutput) -> Iterator[RequestOutput]:
-    for id, token in zip(array("q", step.ids), array("i", step.tokens), strict=True):
-        yield RequestOutput(id, [token])
-    yield from step.outputs
+        One may be what ends the engines: it does not end all of them.
+        """
+        if len(self.engines) == 1:
+            return True
+        return mailbox.engines_lost < MAX_ENGINES_LOST and mailbox.request.priority != BACKGROUND
 
 
 def _failed(id: int, reason: str) -> RequestOutput:
@@ -240,7 +245,7 @@ def _failed(id: int, reason: str) -> RequestOutput:
 
 
 class ClientNotifier:
-    """Tells every API process what the engine cannot: that it ended, or what goes before it."""
+    """Tells every API process what an engine cannot: that it ended, or what goes before it."""
 
     def __init__(self, addresses: list[str]) -> None:
         self._senders: list[Sender[FromEngine]] = [Sender(address) for address in addresses]

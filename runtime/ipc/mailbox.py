@@ -32,12 +32,17 @@ def merged(first: RequestOutput, then: RequestOutput) -> RequestOutput:
 class Mailbox:
     """The outputs of one request, for one reader."""
 
-    __slots__ = ("_callback", "_output", "_waiter", "aborted", "delivered", "request")
+    __slots__ = (
+        "_callback", "_output", "_waiter", "aborted", "delivered", "engine", "engines_lost",
+        "request",
+    )  # fmt: skip
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.delivered = False  # the reader has seen an output: the request cannot be run again
         self.aborted = False
+        self.engine: int | None = None  # the index of the one that has it; None: it waits for one
+        self.engines_lost = 0  # that ended while they had it
         self._output: RequestOutput | None = None
         self._callback: Callable[[RequestOutput], bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -101,4 +106,5 @@ class Mailbox:
     def reset(self, id: int) -> None:
         """Drop the undelivered output: the request runs again, under a new id."""
         self.request = msgspec.structs.replace(self.request, id=id)
+        self.engine = None
         self._output = None

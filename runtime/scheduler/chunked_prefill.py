@@ -116,6 +116,11 @@ class RequestMix:
         return (self._rows_computed + prefilling_tokens) / steps
 
     @property
+    def mean_answer(self) -> float:
+        """Tokens of an answer; 0 before the first request has finished."""
+        return self._generated / self._finished if self._finished else 0.0
+
+    @property
     def computed_share(self) -> float:
         """Of the prompt tokens, those that are not cached; 1 before the first request."""
         return self._computed / self._prompt if self._prompt else 1.0

@@ -151,6 +151,11 @@ class DecodeColumns:
         """Positions that are written or queued to be."""
         return int(self._num_computed_tokens[sequence.slot])
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of KV that the rows of a step read."""
+        return int(self._num_computed_tokens[self.slots].sum())
+
     def flush_tokens(self, sequence: Sequence) -> None:
         """Append to its `tokens` those that are only in the arrays."""
         missing = int(self.known[sequence.slot]) - len(sequence.tokens)

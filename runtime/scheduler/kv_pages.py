@@ -37,6 +37,8 @@ class KVPages:
         self.num_groups = resolved.num_groups
         self._full = [group for group, window in enumerate(self._windows) if not window]
         self._with_window = [group for group, window in enumerate(self._windows) if window]
+        # Has all pages of a prefix that is cached, unless every group has a window.
+        self.whole_group = self._full[0] if self._full else 0
         self._prefix_cache = resolved.prefix_cache
         self._snapshots, self._has_states = snapshots, resolved.num_states > 0
 

@@ -13,6 +13,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 
+from runtime.messages import PromptImage
+
 PageHash = bytes  # 16 bytes: equal digests mean equal tokens, so nothing is compared afterwards
 DIGEST_BYTES = 16
 TOKEN_BYTES = 4
@@ -32,6 +34,18 @@ def page_hash(parent: PageHash, content: bytes) -> PageHash:
     Of a page that has tokens of images, `content` ends with what says which they are.
     """
     return blake2b(parent + content, digest_size=DIGEST_BYTES).digest()
+
+
+def images_between(images: Iterable[PromptImage], first: int, last: int) -> bytes:
+    """Place and digest of the images that have tokens from place `first` up to `last`.
+
+    It tells apart tokens that are the same for all images.
+    """
+    return b"".join(
+        image.start.to_bytes(8, "little") + image.digest
+        for image in images
+        if image.start < last and image.start + image.num_tokens > first
+    )
 
 
 def extend_chain(
@@ -72,6 +86,8 @@ class PagePool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self._page_of: list[dict[PageHash, int]] = [{} for _ in range(num_groups)]
         self._hash_of: dict[int, tuple[int, PageHash]] = {}  # group and hash
+        self._recorded_group = -1  # none
+        self._changes: dict[PageHash, bool] = {}
 
     @property
     def num_used(self) -> int:
@@ -162,6 +178,8 @@ class PagePool:
         if page_hash not in self._page_of[group] and page not in self._hash_of:
             self._page_of[group][page_hash] = page
             self._hash_of[page] = group, page_hash
+            if group == self._recorded_group:
+                self._changes[page_hash] = True
 
     def evict(self, pages: Iterable[int]) -> None:
         """Let find() no longer find these pages: their content may be invalid."""
@@ -172,6 +190,20 @@ class PagePool:
     def _forget(self, page: int) -> None:
         group, page_hash = self._hash_of.pop(page)
         del self._page_of[group][page_hash]
+        if group == self._recorded_group:
+            self._changes[page_hash] = False
+
+    def record_changes(self, group: int) -> dict[PageHash, bool]:
+        """From now on, which hashes of a group come and go: whether they are cached now.
+
+        The caller clears what it has read.
+        """
+        self._recorded_group = group
+        return self._changes
+
+    def hashes(self, group: int) -> Collection[PageHash]:
+        """Those of the group's pages that find() may find."""
+        return self._page_of[group].keys()
 
     def check_integrity(self, holders: Iterable[list[int]] = ()) -> None:
         """Assert that the records agree with each other and with the page lists of all holders."""

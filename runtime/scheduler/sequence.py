@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from runtime.messages import EngineRequest, FinishReason, SequenceEvent, TokenLogprob
-from runtime.scheduler.page_pool import PageHash, chain_root, extend_chain, page_hash
+from runtime.scheduler.page_pool import (
+    PageHash,
+    chain_root,
+    extend_chain,
+    images_between,
+    page_hash,
+)
 from runtime.scheduler.sequence_pages import SequencePages
 
 MAX_EVENTS = 256  # of one sequence: enough for a prompt of a million tokens in chunks of 4096
@@ -114,12 +120,4 @@ class Sequence:
         return self.images_between(page * page_size, (page + 1) * page_size)
 
     def images_between(self, first: int, last: int) -> bytes:
-        """Place and digest of the images that have tokens from place `first` up to `last`.
-
-        It tells apart tokens that are the same for all images.
-        """
-        return b"".join(
-            image.start.to_bytes(8, "little") + image.digest
-            for image in self.request.images
-            if image.start < last and image.start + image.num_tokens > first
-        )
+        return images_between(self.request.images, first, last)

@@ -221,7 +221,7 @@ class EngineSpec:
 def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
     """Device, types and attention.  Raises ConfigError, ModelError or UnsupportedAttention."""
     device = choose_device(requested.device)
-    threads = choose_threads(requested.threads)
+    threads = choose_threads(requested.threads, requested.data_parallel)
     torch.set_num_threads(threads)
     if device.type == "cpu":
         keep_freed_memory()

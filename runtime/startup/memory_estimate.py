@@ -91,9 +91,9 @@ def facts_of(
 
 
 def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
-    """The plan for a CPU with `free` bytes besides the weights: half of them, and at most 4 GiB
-    unless --kv-tokens asks for more."""
-    free //= 2
+    """The plan for a CPU with `free` bytes besides the weights: half of them, shared by the engines
+    of --data-parallel, and at most 4 GiB each unless --kv-tokens asks for more."""
+    free //= 2 * requested.data_parallel
     if not requested.kv_tokens:
         free = min(free, int(CPU_KV_BYTES / requested.gpu_memory))
     return MemoryPlan(free=free, share=requested.gpu_memory)

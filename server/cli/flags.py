@@ -67,6 +67,8 @@ SERVER_FLAGS = {
 }
 ENGINE_FLAGS = {
     "device": "where to compute; auto: a GPU if there is one; CUDA_VISIBLE_DEVICES says which",
+    "data_parallel": "engines with the whole model, each on a GPU of its own, behind one address; "
+    "a request goes to the one that will have done its work first",
     "dtype": "type of weights and KV; auto takes the model's where the device is fast at it",
     "attention": "attention implementation; auto: flash2 on a GPU that can run it, else mha",
     "deterministic": "batch-invariant: answers do not depend on the batch; needs a GPU, is slower",
@@ -111,6 +113,8 @@ METAVARS = {
     "otlp_traces_endpoint": "URL",
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
+# Further names of options, which users of other servers know.
+ALIASES = {"data_parallel": ("--data-parallel-size", "-dp")}
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 # Old values, which commands and environment files of users may have.
 RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}
@@ -164,7 +168,8 @@ def _add_group(
         if name != "served_names" and default != "":
             text += f" (default: {default})"
         text = text.replace("%", "%%")
-        group.add_argument(flag_of(name), help=text, dest=name, default=None, **options)
+        names = (flag_of(name), *ALIASES.get(name, ()))
+        group.add_argument(*names, help=text, dest=name, default=None, **options)
 
 
 def _format_default(name: str, default: Any) -> str:

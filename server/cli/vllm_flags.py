@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-ONE_GPU = "leave it out, or start a server for each GPU behind a load balancer"
+ONE_GPU = "leave it out, or use --data-parallel, which puts a replica on each GPU"
 NEEDLESS = "leave it out"
 
 # Options of vLLM and SGLang -> what to do instead.
@@ -18,12 +18,11 @@ REMEDIES = {
     "chunked-prefill-size": "use --max-batched-tokens, or --itl-target-ms",
     "context-length": "use --max-model-len",
     "cpu-offload-gb": f"{NEEDLESS}, weights stay on the device",
-    "data-parallel-size": ONE_GPU,
     "disable-log-requests": f"{NEEDLESS}, requests are logged with --log-requests only",
     "disable-log-stats": "use --log-level warning",
     "disable-radix-cache": "use --no-prefix-cache",
     "download-dir": "set the variable HF_HOME",
-    "dp-size": ONE_GPU,
+    "dp-size": "use --data-parallel",
     "enable-auto-tool-choice": f"{NEEDLESS}, tools need no switch",
     "enable-chunked-prefill": f"{NEEDLESS}, prompts are always cut, or use --max-batched-tokens",
     "enable-log-requests": "use --log-requests",

@@ -19,7 +19,7 @@ from msgspec.structs import asdict
 from runtime.messages import Snapshot
 from server.config import ServerConfig
 from server.dashboard.share import Share, merged, share_of
-from server.engine import Engine, engine_state
+from server.engine import Engine, OneEngine, engine_state, serving_state
 from server.generation.request_log import RequestLog
 from server.http.sse import frame_of
 from server.metrics.latency_window import percentiles
@@ -35,9 +35,13 @@ READY_FIELDS = (
 
 
 class Subscription:
-    """The newest event for one page; a slow one misses those before it."""
+    """The newest event for one page; a slow one misses those before it.
 
-    def __init__(self) -> None:
+    engine  the index of the one that the page shows
+    """
+
+    def __init__(self, engine: int) -> None:
+        self.engine = engine
         self._frame = b""
         self._arrived = asyncio.Event()
 
@@ -66,18 +70,18 @@ class DashboardFeed:
         self._clock = clock
         self._open: set[Subscription] = set()
         self._sampling: asyncio.Task[None] | None = None
-        self._last_snapshot_at = 0.0
+        self._last_snapshot_at: dict[int, float] = {}  # by engine
         self._seconds = 0.0  # of CPU time, that the last event took to make
 
-    def subscribe(self) -> Subscription:
-        """A page has been opened."""
+    def subscribe(self, engine: int = 0) -> Subscription:
+        """A page has been opened, which shows this engine."""
         self._client.on_snapshot = self.take
-        subscription = Subscription()
+        subscription = Subscription(engine)
         self._open.add(subscription)
         if self._sampling is None or self._sampling.done():
             self._sampling = asyncio.create_task(self._sample())
         else:  # an event at once, for a page that joins others
-            subscription.put(self._event(None))
+            subscription.put(self._event(engine, None))
         return subscription
 
     def unsubscribe(self, subscription: Subscription) -> None:
@@ -87,31 +91,39 @@ class DashboardFeed:
             self._sampling = None
 
     async def _sample(self) -> None:
-        self._last_snapshot_at = 0.0
+        self._last_snapshot_at.clear()
         while True:
-            silent = self._clock() - self._last_snapshot_at > SILENCE_SECONDS
-            if silent:  # the engine loads, is down, or is in a long step
-                self._publish(self._event(None))
             several = self._config.api_workers > 1
-            self._client.observe(self._share().encoded() if several else b"", watching=True)
+            share = self._share().encoded() if several else b""
+            for engine in self._shown():
+                last = self._last_snapshot_at.get(engine, 0.0)
+                if self._clock() - last > SILENCE_SECONDS:
+                    # The engine loads, is down, or is in a long step.
+                    self._publish(engine, self._event(engine, None))
+                self._client.observe(share, watching=True, engine=engine)
             await asyncio.sleep(INTERVAL_SECONDS)
 
-    def take(self, snapshot: Snapshot) -> None:
-        """A snapshot of the engine, which this process or another one has asked for."""
-        if self._open:
-            self._last_snapshot_at = self._clock()
-            self._publish(self._event(snapshot))
-        elif self._config.api_workers > 1:
-            self._client.observe(self._share().encoded(), watching=False)
+    def _shown(self) -> set[int]:
+        """The engines that a page shows."""
+        return {subscription.engine for subscription in self._open}
 
-    def _publish(self, frame: bytes) -> None:
+    def take(self, engine: int, snapshot: Snapshot) -> None:
+        """A snapshot of an engine, which this process or another one has asked for."""
+        if engine in self._shown():
+            self._last_snapshot_at[engine] = self._clock()
+            self._publish(engine, self._event(engine, snapshot))
+        elif self._config.api_workers > 1:
+            self._client.observe(self._share().encoded(), watching=False, engine=engine)
+
+    def _publish(self, engine: int, frame: bytes) -> None:
         for subscription in self._open:
-            subscription.put(frame)
+            if subscription.engine == engine:
+                subscription.put(frame)
 
     def _share(self) -> Share:
         return share_of(self._requests, self._batch_requests, self._metrics)
 
-    def _event(self, snapshot: Snapshot | None) -> bytes:
+    def _event(self, engine: int, snapshot: Snapshot | None) -> bytes:
         began = time.thread_time()
         others = [] if snapshot is None else snapshot.shares
         shares = [Share.decoded(data) for index, data in others if index != self._client.index]
@@ -120,7 +132,7 @@ class DashboardFeed:
             "at": round(self._clock(), 3),
             "time": round(time.time(), 3),
             "interval": INTERVAL_SECONDS,
-            "server": self._server(),
+            "server": self._server(engine),
             "requests": [asdict(row) for row in share.requests],
             "open": share.open,
             "remembered": self._config.request_history,
@@ -134,18 +146,33 @@ class DashboardFeed:
         self._seconds = time.thread_time() - began
         return frame
 
-    def _server(self) -> dict[str, Any]:
-        client, ready = self._client, self._client.ready
+    def _server(self, engine: int) -> dict[str, Any]:
+        engines = self._client.engines
+        shown = engines[engine]
+        ready, progress = shown.ready, shown.progress
         facts = {} if ready is None else {name: getattr(ready, name) for name in READY_FIELDS}
-        progress = client.progress
         return facts | {
             "version": version("wavefill"),
             "model": self._config.served_names[0],
             "keys": bool(self._config.api_keys),
-            "state": engine_state(client),
-            "down": client.down,
+            "shown": engine,
+            "engines": [_summary(each) for each in engines],
+            "serving": serving_state(self._client),
+            "state": engine_state(shown),
+            "down": shown.down,
             "progress": None if progress is None else asdict(progress),
         }
+
+
+def _summary(engine: OneEngine) -> dict[str, Any]:
+    """An engine among the others."""
+    stats = engine.stats
+    return {
+        "state": engine_state(engine),
+        "running": stats.running,
+        "waiting": stats.waiting,
+        "kv": stats.pages_used / stats.pages_total if stats.pages_total else 0.0,
+    }
 
 
 def _engine(snapshot: Snapshot) -> dict[str, Any]:

@@ -44,9 +44,9 @@ class _Seen(msgspec.Struct, frozen=True):
 class EngineCounts:
     """One for each API process; those of one server share a file in `folder`."""
 
-    def __init__(self, folder: str = "") -> None:
-        """`folder` is "" for the only API process of a server."""
-        self._path = Path(folder, "engine") if folder else None
+    def __init__(self, folder: str = "", engine: int = 0) -> None:
+        """`folder` is "" for the only API process of a server; engine: its index."""
+        self._path = Path(folder, f"engine-{engine}") if folder else None
         self._seen = _Seen()
         self._lock = Lock()
 

@@ -1,4 +1,7 @@
-"""The engine's gauges, counters and histograms, read at each scrape."""
+"""The engines' gauges, counters and histograms, read at each scrape.
+
+As vLLM's, they bear the index of their engine in the label `engine`.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,36 @@ class EngineReadings:
 
 
 class EngineFamilies:
-    """What /metrics says of the engine, and of the engines before it."""
+    """Of all engines: each family has samples of each."""
 
     def __init__(self, labels: Mapping[str, str], shared: str = "") -> None:
         """labels: of every series; shared: the folder of several API processes"""
+        self._labels, self._shared = labels, shared
+        self._engines = {0: _Engine(labels, shared, 0)}
+
+    def watch(self, engine: int, readings: EngineReadings) -> None:
+        if engine not in self._engines:
+            self._engines[engine] = _Engine(self._labels, self._shared, engine)
+        self._engines[engine].readings = readings
+
+    def collect(self) -> Iterator[Metric]:
+        """One family after the other."""
+        families: dict[str, Metric] = {}
+        for engine in self._engines.values():
+            for family in engine.collect():
+                first = families.setdefault(family.name, family)
+                if first is not family:
+                    first.samples.extend(family.samples)
+        yield from families.values()
+
+
+class _Engine:
+    """What /metrics says of an engine, and of the engines before it."""
+
+    def __init__(self, labels: Mapping[str, str], shared: str, index: int) -> None:
         self.readings = EngineReadings()
-        self._labels = dict(labels)
-        self._counts = EngineCounts(shared)
+        self._labels = {**labels, "engine": str(index)}
+        self._counts = EngineCounts(shared, index)
 
     def collect(self) -> Iterator[Metric]:
         """One family after the other."""

@@ -81,13 +81,15 @@ class Metrics(Collector):
         stats: Callable[[], Stats],
         state: Callable[[], EngineState],
         server_pid: int = 0,
+        engine: int = 0,
     ) -> None:
-        """Where to read the engine's numbers from, at each scrape.
+        """Where to read the numbers of an engine from, at each scrape.
 
         server_pid  of the process whose children are those of the server; 0: this one is alone
+        engine      its index; called once for each
         """
         self._server_pid = server_pid
-        self._engine.readings = EngineReadings(ready, stats, state)
+        self._engine.watch(engine, EngineReadings(ready, stats, state))
 
     def request_finished(
         self,

@@ -6,7 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.metrics_core import Metric
 
-ENGINE = {"engine": "0"}  # vLLM's label of the engine's index: there is one here
+# vLLM's label of an engine's index, which all of its series have.  What API processes count, such
+# as latencies, they count for all engines together.
+ENGINE = {"engine": "0"}
 
 # vLLM's name -> ours.  The last ones are names of earlier versions that are still read.
 VLLM_ALIASES = {
@@ -60,9 +62,9 @@ def _waiting_by_reason(waiting: Metric) -> Metric:
     """All wait for capacity: none is deferred, which in vLLM is for a transfer of KV or LoRA."""
     name = "vllm:num_requests_waiting_by_reason"
     family = Metric(name, "Alias.", "gauge")
-    (sample,) = waiting.samples
-    for reason, value in (("capacity", sample.value), ("deferred", 0.0)):
-        family.add_sample(name, sample.labels | ENGINE | {"reason": reason}, value)
+    for sample in waiting.samples:
+        for reason, value in (("capacity", sample.value), ("deferred", 0.0)):
+            family.add_sample(name, ENGINE | sample.labels | {"reason": reason}, value)
     return family
 
 
@@ -71,8 +73,8 @@ def _renamed(source: Metric, name: str, labels: Mapping[str, str]) -> Metric:
     family.samples = [
         sample._replace(
             name=name + sample.name.removeprefix(source.name),
-            labels={labels.get(label, label): value for label, value in sample.labels.items()}
-            | ENGINE,
+            labels=ENGINE
+            | {labels.get(label, label): value for label, value in sample.labels.items()},
         )
         for sample in source.samples
         if not sample.name.endswith("_created")

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from server.dashboard.access import check_may_watch
+from server.errors import FieldPath, RequestError
 from server.http.endpoints import Endpoints
 from server.http.openapi_parts import TEXT
-from server.http.query import NoQuery, parse_query
+from server.http.query import parse_query
 from server.http.root_path import ONLY_PREFIX
 from server.http.sse import EventStream, EventWriter
+from server.http.validation import Body
 from server.pages.assets import send_asset
 from server.state import state_of
 
@@ -65,15 +68,28 @@ async def dashboard(request: Request) -> Response:
     return await send_asset(request, "dashboard/index.html", PAGE_HEADERS)
 
 
+class EventsQuery(Body):
+    """Which engine the page shows."""
+
+    engine: int = Field(0, ge=0, le=63)  # --data-parallel allows so many
+
+
 @endpoints.undocumented("/dashboard/events")
 async def dashboard_events(request: Request) -> Response:
     """What the page shows, once a second; its form is that page's own affair."""
-    parse_query(NoQuery, request.query_params)
+    query = parse_query(EventsQuery, request.query_params)
     check_may_watch(request)
+    count = len(state_of(request).client.engines)
+    if query.engine >= count:
+        raise RequestError(
+            "`engine` is {}: this server has {}, numbered from 0",
+            (query.engine, count),
+            param=FieldPath("engine"),
+        )
     if request.method == "HEAD":
         return Response(media_type="text/event-stream")
     feed, gate = state_of(request).dashboard, request.app.state.drain_state
-    subscription = feed.subscribe()
+    subscription = feed.subscribe(query.engine)
 
     async def produce(writer: EventWriter) -> None:
         while not gate.draining:

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,23 +63,20 @@ async def serve(start: ApiProcessArgs) -> None:
     found: asyncio.Future[str] = loop.create_future()  # the directory of the model
     if config.model_directory:
         found.set_result(config.model_directory)
-    client = EngineClient(
-        start.index,
-        start.engine_address,
-        start.own_address,
-        stall_seconds=config.stall_seconds,
-    )
+    client = EngineClient(start.index, start.engines, stall_seconds=config.stall_seconds)
     await client.start()
     store = response_store(start)
     await store.open()
     shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
     metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
-    metrics.watch(
-        ready=lambda: client.ready,
-        stats=lambda: client.stats,
-        state=lambda: engine_state(client),
-        server_pid=os.getppid(),
-    )
+    for engine in client.engines:
+        metrics.watch(
+            ready=partial(getattr, engine, "ready"),
+            stats=partial(getattr, engine, "stats"),
+            state=partial(engine_state, engine),
+            server_pid=os.getppid(),
+            engine=engine.index,
+        )
     tracing = tracing_to(config.otlp_traces_endpoint)
     batches = None
     if config.data_dir:
@@ -215,7 +213,7 @@ def response_store(start: ApiProcessArgs) -> ResponseStore:
     config = start.config
     seconds = config.response_store_days * DAY_SECONDS
     limits = Limits(bytes=config.response_store_bytes, seconds=seconds)
-    sockets = Path(start.own_address.removeprefix("ipc://")).parent
+    sockets = Path(start.engines[0].own.removeprefix("ipc://")).parent
     path = config.response_store or str(sockets / "responses")
     return ResponseStore(path, limits, start.index, config.api_workers)
 

@@ -29,6 +29,11 @@ DEFAULTS = {
 }
 
 
+def describe(code: int) -> str:
+    """How a process ended."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
 class Child:
     """One child process, which the launcher restarts when it dies."""
 

@@ -1,7 +1,10 @@
-"""The launcher: starts the engine process and the API processes, watches them, stops them in order.
+"""The launcher: starts engine and API processes, watches them, stops them in order.
 
 The API processes start first: they say how far the download is, if the model is on the Hub, and
 what the engine loads.
+
+Of several engines one that dies is restarted while the others serve; one that keeps dying is given
+up, and the server goes on without it as long as another one is left.
 
 It runs nothing that a request could break.  Its children die with it: each reads its stdin, and
 the end of stdin means that the launcher is gone, however it went.
@@ -18,16 +21,15 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from runtime.ipc.client import ClientNotifier
 from server.config import ServerConfig
-from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child
+from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child, describe
+from server.process.engine_process import EngineProcess
 from server.process.exclusive_files import socket_directory, store_lock
 from server.process.messages import ApiProcessArgs, DownloadArgs, KeysChanged, ModelFound
 
@@ -42,7 +44,7 @@ ReadKeys = Callable[[], tuple[str, ...]]
 
 
 class Launcher:
-    """The engine, the API processes, and the directory of the sockets between them."""
+    """The engines, the API processes, and the directory of the sockets between them."""
 
     def __init__(
         self,
@@ -58,10 +60,11 @@ class Launcher:
         self._terminal = os.isatty(0)
         self._revision = revision
         self._listener = listener
-        self._engine_address = f"ipc://{directory / 'engine'}"
         indices = range(config.api_workers)
-        self._api_addresses = [f"ipc://{directory / f'api-{index}'}" for index in indices]
-        self._engine = Child("the engine", engine_module)
+        self._engines = [
+            EngineProcess(index, config.engine, engine_module, directory, config.api_workers)
+            for index in range(config.engine.data_parallel)
+        ]
         self._download = Child("the download", "server.cli.hub_download")
         self._found = directory / "model"  # gets the directory of a model that is downloaded
         variables: dict[str, str] = {}
@@ -73,8 +76,6 @@ class Launcher:
         self._apis = [
             Child(f"API process {index}", module, descriptors, variables) for index in indices
         ]
-        self._notifier = ClientNotifier(self._api_addresses)
-        self._epoch = 0
         self._stop = asyncio.Event()
         self._killed = asyncio.Event()
 
@@ -86,7 +87,7 @@ class Launcher:
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         await asyncio.gather(*map(self._start_api, range(len(self._apis))))
         watchers = [
-            asyncio.create_task(self._run_engine()),
+            asyncio.create_task(self._run_engines()),
             *(
                 asyncio.create_task(
                     self._watch(api, partial(self._start_api, index), partial(_log_end, api.name))
@@ -100,7 +101,8 @@ class Launcher:
         for task in (*watchers, stopped):
             task.cancel()
         await self._shut_down(at_once=code != 0)
-        self._notifier.close()
+        for engine in self._engines:
+            engine.close()
         return code
 
     def _on_signal(self) -> None:
@@ -133,8 +135,8 @@ class Launcher:
             *(len(after), len(after - before), len(before - after)),
         )
 
-    async def _run_engine(self) -> int:
-        """Find the model's files, then run the engine on them; returns the code to end with."""
+    async def _run_engines(self) -> int:
+        """Find the model's files, then run the engines on them; returns the code to end with."""
         if not self._config.model_directory:
             await self._start_download()
             report = partial(_log_end, self._download.name)
@@ -142,15 +144,50 @@ class Launcher:
             if code:
                 return code
             self._take_model(self._found.read_text(encoding="utf-8"))
-        await self._start_engine()
-        return await self._watch(self._engine, self._start_engine, self._engine_ended)
+        running = {
+            asyncio.create_task(self._run_engine(engine)): engine for engine in self._engines
+        }
+        try:
+            return await self._first_that_ends_the_server(running)
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _first_that_ends_the_server(
+        self, running: dict[asyncio.Task[int], EngineProcess]
+    ) -> int:
+        """Wait until no engine is left, or the configuration is found to be wrong at first."""
+        left = set(running)
+        while True:
+            done, left = await asyncio.wait(left, return_when="FIRST_COMPLETED")
+            for task in done:
+                code, engine = task.result(), running[task]
+                if not left or (code == CONFIGURATION_ERROR and engine.epoch == 1):
+                    return code
+                log.error("the server goes on without %s: engines left: %d", engine.name, len(left))
+
+    async def _run_engine(self, engine: EngineProcess) -> int:
+        """Run one engine, again if it dies; returns the code with which it was given up."""
+
+        async def start() -> None:
+            await engine.start(self._config.engine)
+
+        def ended(code: int) -> None:
+            _log_end(engine.name, code)
+            engine.tell_clients(code)
+
+        await start()
+        code = await self._watch(engine.child, start, ended)
+        if code == CONFIGURATION_ERROR:
+            engine.tell_clients(code)
+        return code
 
     async def _start_download(self) -> None:
         await self._download.start(
             DownloadArgs(
                 name=self._config.engine.model,
                 revision=self._revision,
-                client_addresses=self._api_addresses,
+                client_addresses=self._engines[0].client_addresses,
                 result=str(self._found),
                 config=self._config,
             )
@@ -162,25 +199,12 @@ class Launcher:
         for api in self._apis:
             api.send(ModelFound(directory))
 
-    async def _start_engine(self) -> None:
-        self._epoch += 1
-        await self._engine.start(
-            {
-                "config": self._config.engine,
-                "epoch": self._epoch,
-                "own_address": self._engine_address,
-                "client_addresses": self._api_addresses,
-                "began": time.monotonic(),
-            }
-        )
-
     async def _start_api(self, index: int) -> None:
         await self._apis[index].start(
             ApiProcessArgs(
                 config=self._config,
                 index=index,
-                engine_address=self._engine_address,
-                own_address=self._api_addresses[index],
+                engines=[engine.addresses[index] for engine in self._engines],
                 listener=self._listener.fileno(),
             )
         )
@@ -210,27 +234,17 @@ class Launcher:
             await asyncio.sleep(delay)
             await start()
 
-    def _engine_ended(self, code: int) -> None:
-        _log_end("the engine process", code)
-        self._notify_clients(code)
-
-    def _notify_clients(self, code: int) -> None:
-        self._notifier.engine_down(f"the engine process ended with {_describe(code)}", self._epoch)
-
-    async def _notify_during_drain(self) -> None:
-        """During the drain the engine is not restarted: clients must not wait for it."""
-        if self._engine.started:
-            self._notify_clients(await self._engine.wait())
-
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
         config = self._config
         seconds = 1.0 if at_once else config.drain_delay + config.drain_seconds + STOP_SECONDS
         self._listener.close()  # the port is open until the API processes have closed it, too
-        watching = asyncio.create_task(self._notify_during_drain())
+        watching = [asyncio.create_task(engine.tell_clients_of_end()) for engine in self._engines]
         await self._end(self._apis, seconds)
-        watching.cancel()
-        await self._end([self._download, self._engine], STOP_SECONDS)
+        for task in watching:
+            task.cancel()
+        engines = [engine.child for engine in self._engines]
+        await self._end([self._download, *engines], STOP_SECONDS)
 
     async def _end(self, children: list[Child], seconds: float) -> None:
         """Stop them; from the second signal on at once."""
@@ -244,13 +258,9 @@ class Launcher:
         killed.cancel()
 
 
-def _describe(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-
-
 def _log_end(name: str, code: int) -> None:
     hint = ": the system may have run out of memory, see `dmesg`" if code == -signal.SIGKILL else ""
-    log.error("%s ended with %s%s", name, _describe(code), hint)
+    log.error("%s ended with %s%s", name, describe(code), hint)
 
 
 def launch(

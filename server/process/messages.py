@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from runtime.ipc.client import EngineAddress
 from server.config import ServerConfig
 
 
@@ -12,8 +13,7 @@ class ApiProcessArgs(Struct, frozen=True, kw_only=True):
 
     config: ServerConfig
     index: int
-    engine_address: str
-    own_address: str
+    engines: list[EngineAddress]  # of each, and of this process's end
     listener: int  # file descriptor
 
 

@@ -40,21 +40,28 @@ class Reporter:
             self._loading.end()
 
     async def _report(self) -> None:
-        reported: Ready | None = None
+        """In full when the first engine is ready, in a line of each that is ready after it."""
+        reported: dict[int, Ready] = {}
         before, last = Stats(), time.monotonic()
         while True:
             await asyncio.sleep(POLL_SECONDS if self._client.ready is None else 1.0)
-            ready = self._client.ready
-            if ready is None:
-                if reported is not None:  # the engine died and is started again
-                    reported = None
+            engines = self._client.engines
+            ready = {each.index: each.ready for each in engines if each.ready is not None}
+            if not ready:
+                reported.clear()  # the engine died and is started again
                 if self._reports():
                     self._loading.show(self._client.progress)
                 continue
-            if ready is not reported:
-                self._loading.end()
-                reported, before, last = ready, Stats(), time.monotonic()
-                self._say(start_report(self._config, ready, chats=self._chats))
+            for index, started in ready.items():
+                if reported.get(index) is started:
+                    continue
+                if not reported:
+                    self._loading.end()
+                    before, last = Stats(), time.monotonic()
+                    self._say(start_report(self._config, started, chats=self._chats))
+                if len(engines) > 1:
+                    self._say(engine_line(index, len(engines), started))
+                reported[index] = started
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
                 stats = self._client.stats
@@ -107,6 +114,14 @@ playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /he
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
     -d '{{"model": "{name}", {prompt}}}'
 """
+
+
+def engine_line(index: int, count: int, ready: Ready) -> str:
+    """Of one engine of several, once it is ready."""
+    return (
+        f"engine {index} of {count} ready in {ready.load_seconds:.1f} s: {ready.device}, "
+        f"KV {ready.capacity_tokens:,} tokens, {ready.max_num_seqs:,} running"
+    )
 
 
 def _states(ready: Ready) -> str:

@@ -13,6 +13,8 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
+from runtime.messages import Ready, Stats
+from server.engine import engine_state
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready
 from server.http.endpoints import Endpoints
@@ -24,7 +26,7 @@ from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
 
 endpoints = Endpoints("operation")
-STATUS = object_of(status=word("ok"))
+STATUS = object_of(status=word("ok", "degraded"))
 SERVER_INFO = object_of(
     version=TEXT,
     models=list_of(TEXT),
@@ -48,9 +50,15 @@ def _unavailable(message: str, code: str) -> Response:
 
 
 def _progress(state: ServerState) -> Response:
-    """200 unless the engine has stalled."""
+    """200 unless the engine has stalled; of several, unless all have."""
     problem = state.client.unhealthy()
-    return JsonBody(OK) if problem is None else _unavailable(problem, "engine_stalled")
+    if problem is not None:
+        return _unavailable(problem, "engine_stalled")
+    states = [engine_state(engine) for engine in state.client.engines]
+    if len(states) == 1 or all(each == "ready" for each in states):
+        return JsonBody(OK)
+    # It answers, with fewer engines than it has.
+    return JsonBody(orjson.dumps({"status": "degraded", "engines": states}))
 
 
 @endpoints.get("/health", summary=READY, head=True, answer=STATUS)
@@ -122,10 +130,22 @@ async def loads(request: Request) -> Response:
     """What routers such as smg poll to choose a replica."""
     parse_query(LoadsQuery, request.query_params)
     state = state_of(request)
-    ready, stats = require_ready(state), state.client.stats
+    require_ready(state)
+    engines = [each for each in state.client.engines if each.ready is not None]
+    fields = {
+        "timestamp": datetime.now(UTC).isoformat(),
+        "version": version("wavefill"),
+        "dp_rank_count": len(state.client.engines),
+        "loads": [_load(each.index, each.ready, each.stats) for each in engines if each.ready],
+    }
+    return JsonBody(orjson.dumps(fields))
+
+
+def _load(index: int, ready: Ready, stats: Stats) -> dict[str, object]:
+    """Of one engine."""
     prompt, busy = stats.prompt_tokens, stats.step_seconds and stats.running / stats.step_seconds
-    load = {
-        "dp_rank": 0,
+    return {
+        "dp_rank": index,
         "num_running_reqs": stats.running,
         "num_waiting_reqs": stats.waiting,
         "num_total_reqs": stats.running + stats.waiting,
@@ -137,13 +157,6 @@ async def loads(request: Request) -> Response:
         "utilization": stats.running / ready.max_num_seqs,
         "max_running_requests": ready.max_num_seqs,
     }
-    fields = {
-        "timestamp": datetime.now(UTC).isoformat(),
-        "version": version("wavefill"),
-        "dp_rank_count": 1,
-        "loads": [load],
-    }
-    return JsonBody(orjson.dumps(fields))
 
 
 @endpoints.get(

@@ -31,6 +31,7 @@ log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
+MAX_ENGINES = 64
 MIN_HEADER = 1024
 MIN_BODY = 1024
 
@@ -117,6 +118,7 @@ def requested_config(
             f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
             "for each core"
         )
+    _check_engines(config.engine)
     _check_formats(config)
     _check_limits(config)
     _check_dashboard_keys(config)
@@ -132,6 +134,21 @@ def requested_config(
     if config.chat_template and not os.path.isfile(config.chat_template):
         raise UsageError(f"--chat-template {config.chat_template}: no such file")
     return config
+
+
+def _check_engines(engine: EngineConfig) -> None:
+    from server.process.engine_process import num_gpus
+
+    count = engine.data_parallel
+    if not 1 <= count <= MAX_ENGINES:
+        raise UsageError(f"--data-parallel {count}: choose from 1 to {MAX_ENGINES}")
+    gpus = num_gpus() if engine.device != "cpu" and count > 1 else None
+    if gpus is not None and count > gpus:
+        raise UsageError(
+            f"--data-parallel {count}: each engine has a GPU of its own, and there are {gpus} here "
+            "(CUDA_VISIBLE_DEVICES may list fewer than the host has): choose at most so many, or "
+            "--device cpu"
+        )
 
 
 def _check_limits(config: ServerConfig) -> None:

@@ -10,6 +10,7 @@ export class Feed {
    */
   constructor(base, on) {
     this.url = `${base}dashboard/events`;
+    this.engine = 0;
     this.on = on;
     this.key = "";
     this._stop = null;
@@ -34,7 +35,7 @@ export class Feed {
     let wait = FIRST_WAIT;
     while (!signal.aborted) {
       try {
-        const answer = await fetch(this.url, {
+        const answer = await fetch(this.engine ? `${this.url}?engine=${this.engine}` : this.url, {
           headers: this.key ? { authorization: `Bearer ${this.key}` } : {},
           credentials: "same-origin",
           cache: "no-store",

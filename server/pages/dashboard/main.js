@@ -2,6 +2,7 @@
 
 import { KeyDialog, storedKey } from "../playground/view/key.js";
 import { Feed } from "./feed.js";
+import { Engines } from "./view/engines.js";
 import { History } from "./history.js";
 import { percent, seconds } from "./numbers.js";
 import { Keys } from "./view/keys.js";
@@ -20,6 +21,7 @@ const tiles = new Tiles(at("tiles"));
 const waves = new Waves(...placeOf("waves"));
 const pages = new PageMap(...placeOf("pages"));
 const steps = new Steps(...placeOf("steps"));
+const engines = new Engines(at("engines"), showEngine);
 const memory = new Memory(...placeOf("memory"));
 const keys = new Keys(...placeOf("keys"));
 const requests = new Requests(...placeOf("requests"), point);
@@ -50,6 +52,7 @@ function show(event) {
   at("key-button").hidden = !server.keys;
   at("model").textContent = [server.model, server.device && `${server.model_type} on ${server.device}`, server.attention].filter(Boolean).join(" · ");
   say(...stateOf(server));
+  engines.show(server);
   requests.show(event);
   if (!event.engine) {
     // An engine that has gone leaves no figures; one in a long step keeps those it sent.
@@ -80,6 +83,12 @@ function clear() {
   last = null;
   history.forget();
   document.body.classList.remove("shown");
+}
+
+function showEngine(index) {
+  feed.engine = index;
+  clear();
+  if (!paused) feed.start();
 }
 
 function point(sequence) {

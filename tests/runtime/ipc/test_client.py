@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from runtime.ipc.channel import Receiver, Sender
-from runtime.ipc.client import CLIENT_BITS, ClientNotifier, EngineClient, Mailbox
+from runtime.ipc.client import CLIENT_BITS, ClientNotifier, EngineAddress, EngineClient, Mailbox
 from runtime.messages import (
     BACKGROUND,
     Abort,
@@ -64,6 +64,10 @@ class PlayedEngine:
         raise AssertionError(f"{len(got)} of {count} messages came")
 
 
+def addresses(folder: Path) -> EngineAddress:
+    return EngineAddress(f"ipc://{folder}/engine", f"ipc://{folder}/api-2")
+
+
 @pytest.fixture
 async def engine(tmp_path: Path) -> AsyncIterator[PlayedEngine]:
     own = f"ipc://{tmp_path}/api-2"
@@ -79,7 +83,7 @@ async def engine(tmp_path: Path) -> AsyncIterator[PlayedEngine]:
 
 @pytest.fixture
 async def client(tmp_path: Path, engine: PlayedEngine) -> AsyncIterator[EngineClient]:
-    client = EngineClient(2, f"ipc://{tmp_path}/engine", f"ipc://{tmp_path}/api-2")
+    client = EngineClient(2, [addresses(tmp_path)])
     await client.start()
     yield client
     client.close()
@@ -283,9 +287,7 @@ async def test_word_of_an_older_engine_does_not_stop_a_newer_one(
 async def test_a_silent_engine_is_unhealthy_until_it_speaks(
     tmp_path: Path, engine: PlayedEngine
 ) -> None:
-    client = EngineClient(
-        2, f"ipc://{tmp_path}/engine", f"ipc://{tmp_path}/api-2", stall_seconds=0.05
-    )
+    client = EngineClient(2, [addresses(tmp_path)], stall_seconds=0.05)
     await client.start()
     await serve(engine, client)
     assert client.unhealthy() is None
@@ -312,13 +314,13 @@ async def test_closing_ends_open_requests_with_an_error(
 async def test_work_in_the_background_is_not_counted_as_pending(
     engine: PlayedEngine, client: EngineClient
 ):
-    client._handle(ready(epoch=1))
+    client.engines[0].handle(ready(epoch=1))
     boxes = [client.submit([1], PARAMS, priority=BACKGROUND) for _ in range(3)]
     plain = client.submit([1], PARAMS)
     assert client.pending == 1
-    client._handle(StepOutput([RequestOutput(boxes[0].id, [5], finish="stop")], Stats()))
+    client.engines[0].handle(StepOutput([RequestOutput(boxes[0].id, [5], finish="stop")], Stats()))
     assert client.pending == 1
-    client._handle(EngineDown("it died", epoch=1))
+    client.engines[0].handle(EngineDown("it died", epoch=1))
     assert client.pending == 1
     client.abort(boxes[1].id)
     client.abort(plain.id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.ipc.client import merged
+from runtime.ipc.mailbox import merged
 from runtime.messages import RequestOutput
 from tests.support.engine.fake_model import Bench, request
 

@@ -132,6 +132,8 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
     [
         (["--port", "many"], {}, "--port many: a whole number from 0 up is needed"),
         (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
+        (["-dp", "0"], {}, "--data-parallel 0: choose from 1 to 64"),
+        (["--data-parallel-size", "65"], {}, "--data-parallel 65: choose from 1 to 64"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
         (["--root-path", "llm/"], {}, "--root-path llm/: a path such as /llm or /team/llm"),
@@ -187,7 +189,7 @@ def test_a_wrong_value_is_named_with_its_source(
                 "error: --max-num-batched-tokens: not an option of wavefill serve: "
                 "use --max-batched-tokens",
                 "       --tensor_parallel_size: not an option of wavefill serve: leave it out, "
-                "or start a server for each GPU behind a load balancer",
+                "or use --data-parallel, which puts a replica on each GPU",
             ],
         ),
         ("serve --max_model_len 5", ["error: --max_model_len: write --max-model-len"]),

@@ -13,9 +13,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from runtime.messages import PageMap, SequenceState, Snapshot, Stats
+from runtime.messages import PageMap, Progress, SequenceState, Snapshot, Stats
 from server.dashboard.share import KeyRow, RequestRow, Share, merged
-from tests.support.server.fake_engine import FakeServer, fake_server
+from tests.support.server.fake_engine import FakeEngine, FakeServer, fake_server
 
 ALICE, BOB = "sk-alice", "sk-bob"
 
@@ -31,10 +31,11 @@ def snapshot(**changes: Any) -> Snapshot:
 
 
 @contextmanager
-def events(url: str, key: str = "") -> Iterator[Iterator[dict[str, Any]]]:
+def events(url: str, key: str = "", engine: int = 0) -> Iterator[Iterator[dict[str, Any]]]:
     """The events of a page, as long as the block lasts."""
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    with httpx.stream("GET", f"{url}/dashboard/events", headers=headers, timeout=20) as answer:
+    address = f"{url}/dashboard/events" + (f"?engine={engine}" if engine else "")
+    with httpx.stream("GET", address, headers=headers, timeout=20) as answer:
         assert answer.status_code == 200, answer.read()
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = (line for line in answer.iter_lines() if line.startswith("data: {"))
@@ -174,6 +175,27 @@ def test_of_several_keys_only_those_that_are_named_may_watch(
 def test_head_ends_at_once_and_a_query_is_refused(fake: FakeServer):
     assert httpx.head(f"{fake.url}/dashboard/events").status_code == 200
     assert httpx.get(f"{fake.url}/dashboard/events?every=2").status_code == 400
+
+
+def test_a_page_shows_one_engine_of_several_and_the_load_of_all(fake: FakeServer):
+    fake.engine.snapshot = snapshot()
+    loading = FakeEngine(reply=lambda request: [], ready=None, index=1)
+    loading.progress = Progress("weights", 1, 4)
+    fake.engine.others = [loading]
+    fake.engine.stats = Stats(running=3, pages_used=16, pages_total=64)
+    with events(fake.url) as page:
+        event = next(event for event in page if event["engine"])
+    server = event["server"]
+    assert (server["shown"], server["state"], server["serving"]) == (0, "ready", "ready")
+    assert [each["state"] for each in server["engines"]] == ["ready", "loading"]
+    assert server["engines"][0]["running"] == 3 and server["engines"][0]["kv"] == 0.25
+    with events(fake.url, engine=1) as page:
+        event = next(page)
+    assert event["engine"] is None and event["server"]["shown"] == 1
+    assert event["server"]["progress"]["phase"] == "weights"
+    refused = httpx.get(f"{fake.url}/dashboard/events?engine=2")
+    assert refused.status_code == 400
+    assert "this server has 2, numbered from 0" in refused.json()["error"]["message"]
 
 
 def row(id: str, created: float) -> RequestRow:

@@ -161,13 +161,13 @@ def test_a_model_that_loads_is_told_from_an_engine_that_is_down(
 ):
     engine = FakeEngine(reply=lambda request: [], ready=ready() if ready_now else None)
     engine.down, engine.progress = down, progress
-    engine.unhealthy = lambda: silence  # type: ignore[method-assign]
+    engine.stalled = lambda: 40.0 if silence else 0.0  # type: ignore[method-assign]
     metrics.watch(ready=ready, stats=Stats, state=lambda: engine_state(engine))
     lines = metrics.render().decode().splitlines()
     for known in ("loading", "ready", "stalled", "down"):
-        labels = f'{{model_name="tiny",state="{known}"}}'
+        labels = f'{{engine="0",model_name="tiny",state="{known}"}}'
         assert f"wavefill_engine_state{labels} {float(known == state)}" in lines
-    assert f'wavefill_engine_up{{model_name="tiny"}} {float(state == "ready")}' in lines
+    assert f'wavefill_engine_up{{engine="0",model_name="tiny"}} {float(state == "ready")}' in lines
 
 
 def test_a_request_is_split_into_its_phases(metrics: Metrics):
@@ -238,14 +238,31 @@ def test_the_engines_steps_are_counted_in_buckets(metrics: Metrics):
     stats = Stats(step_tokens_counts=counts, step_tokens_sum=9)
     metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     text = metrics.render().decode()
-    for name, engine in (
-        ("wavefill_iteration_tokens", ""),
-        ("vllm:iteration_tokens_total", 'engine="0",'),
-    ):
-        assert f'{name}_bucket{{{engine}le="1.0",model_name="tiny"}} 1.0' in text
-        assert f'{name}_bucket{{{engine}le="4.0",model_name="tiny"}} 3.0' in text
-        assert f'{name}_count{{{engine}model_name="tiny"}} 3.0' in text
-        assert f'{name}_sum{{{engine}model_name="tiny"}} 9.0' in text
+    for name in ("wavefill_iteration_tokens", "vllm:iteration_tokens_total"):
+        assert f'{name}_bucket{{engine="0",le="1.0",model_name="tiny"}} 1.0' in text
+        assert f'{name}_bucket{{engine="0",le="4.0",model_name="tiny"}} 3.0' in text
+        assert f'{name}_count{{engine="0",model_name="tiny"}} 3.0' in text
+        assert f'{name}_sum{{engine="0",model_name="tiny"}} 9.0' in text
+
+
+def test_engines_have_series_of_their_own_under_native_and_other_names(metrics: Metrics):
+    stats = Stats(running=5, waiting=1, generated_tokens=40)
+    metrics.watch(ready=lambda: None, stats=lambda: stats, state=lambda: "loading", engine=1)
+    text = metrics.render().decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    for name in ("wavefill_requests_running", "vllm:num_requests_running"):
+        found = {each.labels["engine"]: each.value for each in families[name].samples}
+        assert found == {"0": 3, "1": 5}
+    reasons = families["vllm:num_requests_waiting_by_reason"].samples
+    capacity = [each for each in reasons if each.labels["reason"] == "capacity"]
+    assert {each.labels["engine"]: each.value for each in capacity} == {"0": 2, "1": 1}
+    up = families["wavefill_engine_up"].samples
+    assert {each.labels["engine"]: each.value for each in up} == {"0": 1, "1": 0}
+    # An engine that is not ready has no capacity yet, and what callers see has no engine.
+    assert len(families["wavefill_kv_capacity_tokens"].samples) == 1
+    assert "engine" not in families["wavefill_requests"].samples[0].labels
+    names = [line for line in text.splitlines() if line.startswith("# TYPE ")]
+    assert len(names) == len(set(names))
 
 
 def test_how_steps_use_graphs_is_counted(metrics: Metrics):
@@ -409,5 +426,5 @@ def test_the_error_of_predicted_step_times_is_a_summary(metrics: Metrics):
     stats = Stats(step_predictions=40, step_prediction_error=1.5)
     metrics.watch(ready=ready, stats=lambda: stats, state=lambda: "ready")
     text = metrics.render().decode()
-    assert 'wavefill_step_prediction_error_ratio_count{model_name="tiny"} 40.0' in text
-    assert 'wavefill_step_prediction_error_ratio_sum{model_name="tiny"} 1.5' in text
+    assert 'wavefill_step_prediction_error_ratio_count{engine="0",model_name="tiny"} 40.0' in text
+    assert 'wavefill_step_prediction_error_ratio_sum{engine="0",model_name="tiny"} 1.5' in text

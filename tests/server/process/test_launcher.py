@@ -141,7 +141,7 @@ def test_the_sockets_are_for_this_user_only_and_gone_at_the_end(start: Start):
     (directory,) = launched.folder.iterdir()
     assert directory.stat().st_mode & 0o777 == 0o700
     names = {path.name for path in directory.iterdir()}
-    assert {"api-0", "engine", "responses"} <= names
+    assert {"api-0.0", "engine-0", "responses"} <= names
     launched.process.send_signal(signal.SIGTERM)
     assert launched.process.wait(10) == 0
     assert list(launched.folder.iterdir()) == []

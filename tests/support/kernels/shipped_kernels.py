@@ -7,6 +7,8 @@ from functools import partial
 
 import torch
 
+from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.symmetric_buffers import MAX_PROGRAMS, SymmetricBuffers
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGemm, SplitK
@@ -93,6 +95,24 @@ def call_norms_around_the_sum(tokens: int) -> None:
 
 def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
+
+
+def call_all_reduce_add_norm(world: int) -> None:
+    memory, words = tensor(1, dtype=torch.uint8), tensor(world, dtype=torch.int64)
+    buffers = SymmetricBuffers(
+        memory=memory,
+        addresses=words,
+        pads=words,
+        epochs=tensor(MAX_PROGRAMS, dtype=INT32),
+        rank=1,
+        world=world,
+        max_rows=TOKENS,
+        size=4096,
+        dtype=BF16,
+        programs=264,
+    )
+    x, weight = tensor(TOKENS, 4096), tensor(4096)
+    all_reduce_add_rms_norm(buffers, 1, x, weight, 1e-6)
 
 
 def call_swiglu(dtype: torch.dtype) -> None:
@@ -215,3 +235,5 @@ for tokens in (1, TOKENS):
     SHIPPED[f"qk_norm_rope_write half rotated at {tokens}"] = partial(
         call_qk_norm_rope_write, 128, BF16, tokens, 64
     )
+for world in (2, 4):
+    SHIPPED[f"all_reduce_add_norm over {world}"] = partial(call_all_reduce_add_norm, world)

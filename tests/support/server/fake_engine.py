@@ -138,7 +138,8 @@ class FakeEngine:
     requests: list[EngineRequest] = field(default_factory=list)
     aborted: list[int] = field(default_factory=list)
     index: int = 0
-    on_snapshot: Callable[[Snapshot], None] | None = None
+    others: list[FakeEngine] = field(default_factory=list)  # shown beside it; they get no request
+    on_snapshot: Callable[[int, Snapshot], None] | None = None
     snapshot: Snapshot | None = None  # what pages of the dashboard get
     observed: int = 0  # how often one was asked for
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
@@ -160,10 +161,17 @@ class FakeEngine:
     def close(self) -> None:
         pass
 
-    def observe(self, share: bytes, *, watching: bool) -> None:
+    @property
+    def engines(self) -> list[FakeEngine]:
+        return [self, *self.others]
+
+    def stalled(self) -> float:
+        return 0.0
+
+    def observe(self, share: bytes, *, watching: bool, engine: int = 0) -> None:
         self.observed += watching
         if self.snapshot is not None and self.on_snapshot is not None:
-            asyncio.get_running_loop().call_soon(self.on_snapshot, self.snapshot)
+            asyncio.get_running_loop().call_soon(self.on_snapshot, 0, self.snapshot)
 
     def submit(
         self,

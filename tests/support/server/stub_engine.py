@@ -3,7 +3,7 @@
 It speaks to the API processes as runtime.engine.process does, and answers every request with the
 token of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:
 "wrong" ends with the code of a configuration error, "broken" with a traceback, "loading" never
-gets ready.
+gets ready, "mute" never answers.  "broken 1" is engine 1 alone.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def ready(epoch: int) -> Ready:
 
 def main() -> None:
     start = read_args(EngineProcessArgs)
-    mode = os.environ.get("STUB_ENGINE", "")
+    mode, _, only = os.environ.get("STUB_ENGINE", "").partition(" ")
+    if only and not start.own_address.endswith(f"-{only}"):
+        mode = ""
     if mode == "wrong":
         print("error: --device moon: there is none", file=sys.stderr)
         sys.exit(2)
@@ -77,7 +79,7 @@ def main() -> None:
     while True:
         for message in receiver.receive(0.0 if left else 0.2):
             if isinstance(message, EngineRequest):
-                left[message.id] = message.params.max_tokens
+                left[message.id] = message.params.max_tokens if mode != "mute" else 0
             elif isinstance(message, Abort):
                 left.pop(message.id, None)
             else:
@@ -87,11 +89,12 @@ def main() -> None:
         outputs = [
             RequestOutput(id, [300], finish="length" if count == 1 else None)
             for id, count in left.items()
+            if count
         ]
-        left = {id: count - 1 for id, count in left.items() if count > 1}
+        left = {id: max(count - 1, 0) for id, count in left.items() if count != 1}
         for index, sender in enumerate(senders):
             own = [output for output in outputs if output.id >> CLIENT_BITS == index]
-            sender.send(StepOutput(own, Stats(running=len(outputs))))
+            sender.send(StepOutput(own, Stats(running=len(left))))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 `python -m tests.support.server.stub_launcher PORT DRAIN_SECONDS WORKERS STORE DRAIN_DELAY`
 
 STUB_MODEL names a model of the Hub that takes the place of the built-in one, STUB_KEYS a file of
-API keys.
+API keys, STUB_ENGINES the number of engines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def main() -> int:
         drain_delay=float(sys.argv[5]),
         api_workers=api_workers,
         model_directory="" if hub_model else str(built_in_directory()),
-        engine=EngineConfig(model=hub_model or "tiny-chat"),
+        engine=EngineConfig(
+            model=hub_model or "tiny-chat",
+            data_parallel=int(os.environ.get("STUB_ENGINES", "1")),
+        ),
         response_store=sys.argv[4],
     )
     keys = None

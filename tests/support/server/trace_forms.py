@@ -41,7 +41,7 @@ import orjson
 from pydantic import BaseModel
 
 from runtime.ipc.channel import Receiver, Sender
-from runtime.ipc.client import EngineClient
+from runtime.ipc.client import EngineAddress, EngineClient
 from runtime.messages import EngineRequest, FromEngine, RequestOutput, Stats, StepOutput, ToEngine
 from server.app import create_app
 from server.batches.background import ask
@@ -218,7 +218,7 @@ async def traced(folder: Path) -> tuple[Counter[str], Counter[str], bytes]:
     sent = Forms(ASKED, set(tokenizer.encode("vik?")[:1]), [], (TEMPERATURE,))
     received = Forms(SAID, marks, packed)
     addresses = f"ipc://{folder}/engine", f"ipc://{folder}/api"
-    client = EngineClient(0, *addresses)
+    client = EngineClient(0, [EngineAddress(*addresses)])
     await client.start()
     script = asyncio.ensure_future(engine(*addresses, tokenizer.encode(ANSWER)))
     state = ServerState(fake_config(), client, LoadedModel(tokenizer), Metrics())

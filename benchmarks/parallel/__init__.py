@@ -1,0 +1,1 @@
+"""What several GPUs of a host do together."""

@@ -1,0 +1,112 @@
+"""Two ranks as two streams of one GPU, in graphs that are replayed together.
+
+    python -m tests.support.parallel.two_streams ROWS REPLAYS
+
+Prints "equal" if both ranks had the same bits, and those of the sum, after every replay.  A barrier
+that does not open hangs: the caller sets a limit of time.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.symmetric_buffers import (
+    TURNS,
+    SymmetricBuffers,
+    allocation_bytes,
+    in_one_process,
+)
+
+SIZE, DTYPE, EPS = 4096, torch.bfloat16, 1e-6
+LAYERS = 6  # calls in a graph: an even number, so that a replay begins with the other turn
+
+
+class Rank:
+    """The calls of one rank: a product's part is written, then summed."""
+
+    def __init__(self, buffers: SymmetricBuffers, rows: int, weight: Tensor) -> None:
+        self.buffers, self.rows, self.weight = buffers, rows, weight
+        self.stream, self.graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        generator = torch.Generator("cuda").manual_seed(buffers.rank)
+        self.parts = torch.randn(
+            LAYERS, rows, SIZE, dtype=DTYPE, device="cuda", generator=generator
+        )
+        self.residual = torch.zeros(rows, SIZE, dtype=DTYPE, device="cuda")
+        self.scale = torch.ones((), dtype=DTYPE, device="cuda")  # changes between replays
+        self.outs: list[Tensor] = []
+
+    def step(self) -> None:
+        self.outs = []
+        for layer in range(LAYERS):
+            part = self.buffers.part(layer % TURNS, self.rows)
+            torch.mul(self.parts[layer], self.scale, out=part)
+            self.outs.append(
+                all_reduce_add_rms_norm(
+                    self.buffers, layer % TURNS, self.residual, self.weight, EPS
+                )
+            )
+
+    def capture(self) -> None:
+        with torch.cuda.graph(self.graph, stream=self.stream):
+            self.step()
+
+    def replay(self) -> None:
+        with torch.cuda.stream(self.stream):
+            self.graph.replay()
+
+
+def open_barriers(ranks: list[Rank], word: int) -> None:
+    """Every signal is given already, so that one rank can run alone; 0: none is."""
+    for rank in ranks:
+        buffers = rank.buffers
+        start = TURNS * buffers.turn_elements * DTYPE.itemsize
+        buffers.memory[start:].view(torch.int32).fill_(word)
+        buffers.epochs.zero_()
+        rank.residual.zero_()
+    torch.cuda.synchronize()
+
+
+def main(rows: int, replays: int) -> None:
+    count = allocation_bytes(rows, SIZE, DTYPE, 2)
+    memories = [torch.zeros(count, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    weight = torch.randn(SIZE, dtype=DTYPE, device="cuda")
+    ranks = [
+        Rank(in_one_process(memories, index, rows, SIZE, DTYPE), rows, weight) for index in range(2)
+    ]
+    # Kernels are compiled and loaded while no other waits: loading one may wait for the device.
+    for rank in ranks:
+        open_barriers(ranks, 1 << 30)
+        rank.step()
+        torch.cuda.synchronize()
+    for rank in ranks:
+        rank.capture()
+    for rank in ranks:
+        open_barriers(ranks, 1 << 30)
+        rank.replay()
+        torch.cuda.synchronize()
+    open_barriers(ranks, 0)
+    expected = torch.zeros(rows, SIZE, dtype=DTYPE, device="cuda")
+    for replay in range(replays):
+        for rank in ranks:
+            rank.scale.fill_(1 + replay % 7)
+        torch.cuda.synchronize()
+        for rank in ranks if replay % 2 else reversed(ranks):
+            rank.replay()
+        torch.cuda.synchronize()
+        for layer in range(LAYERS):
+            summed = sum((rank.parts[layer] * rank.scale).float() for rank in ranks)
+            expected = (expected.float() + summed).to(DTYPE)
+        one, other = ranks
+        assert torch.equal(one.residual, other.residual), f"replay {replay}: ranks differ"
+        assert torch.equal(one.residual, expected), f"replay {replay}: not the sum"
+        pairs = zip(one.outs, other.outs, strict=True)
+        assert all(torch.equal(*pair) for pair in pairs), f"replay {replay}: norms differ"
+    print("equal")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
