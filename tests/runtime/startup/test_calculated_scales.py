@@ -20,13 +20,19 @@ from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 CPU = torch.device("cpu")
+DEFAULTS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "kv_dtype": "fp8_e4m3",
+    "calculate_kv_scales": True,
+}
 LARGE = 3000.0  # far more than e4m3 holds
 
 
 def config_of(directory: Path, **options: object) -> EngineConfig:
     return EngineConfig(
-        model=str(directory), device="cpu", dtype="float32", kv_tokens=512, max_num_seqs=2,
-        **{"kv_dtype": "fp8_e4m3", "calculate_kv_scales": True} | options,  # type: ignore[arg-type]
+        model=str(directory), kv_tokens=512, max_num_seqs=2,
+        **DEFAULTS | options,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -46,8 +52,10 @@ def with_large(kind: str, directory: Path) -> Path:
     return directory
 
 
-def test_scales_are_powers_of_two_with_room_above_what_a_prompt_has(tmp_path: Path):
-    loaded, kv = start(config_of(with_large("k", tmp_path)))
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_scales_are_powers_of_two_with_room_above_what_a_prompt_has(device: str, tmp_path: Path):
+    dtype = "float32" if device == "cpu" else "bfloat16"
+    loaded, kv = start(config_of(with_large("k", tmp_path), device=device, dtype=dtype))
     assert kv.k_scale is not None and kv.v_scale is not None
     for scale in (*kv.k_scale.flatten().tolist(), *kv.v_scale.flatten().tolist()):
         assert math.log2(scale).is_integer()
