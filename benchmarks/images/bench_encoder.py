@@ -12,7 +12,7 @@ import time
 
 import torch
 
-from benchmarks.images.vision_model import VISION
+from benchmarks.shapes.published import VISION
 from model_zoo.loader import fill_randomly
 from model_zoo.vision.encoder import VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
@@ -24,7 +24,7 @@ def published() -> VisionConfig:
         hidden_size=VISION["hidden_size"],
         intermediate_size=VISION["intermediate_size"],
         num_heads=VISION["num_heads"],
-        out_size=VISION["out_hidden_size"],
+        out_size=4096,
         patch_size=VISION["patch_size"],
         merge_size=VISION["spatial_merge_size"],
         frames=VISION["temporal_patch_size"],

@@ -32,13 +32,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks.images.vision_model import TEXT_OF, write_vision_model
 from benchmarks.server.bench_loads import server
+from benchmarks.shapes import FAMILIES, write_model
+from benchmarks.shapes.published import slug
 from server.bench.client import BenchClient
 from server.bench.metrics import RequestResult
 from server.bench.workload import Workload
 
 VOCABULARY = 30_000
+SEEING = [slug(name) for name, fields in FAMILIES.items() if "vision_config" in fields]
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,7 @@ async def beside(setting: Setting, callers: int, seconds: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=sorted(TEXT_OF), default="qwen3-vl-8b")
+    parser.add_argument("--shape", choices=SEEING, default="qwen3-vl-8b")
     parser.add_argument("--only", default="alone,beside")
     parser.add_argument("--side", type=int, default=1024, help="pixels of an image's sides")
     parser.add_argument("--kind", choices=("JPEG", "PNG"), default="JPEG")
@@ -204,7 +206,7 @@ def main() -> None:
     cases = {"alone": lambda one: alone(one, args.rounds)}
     cases["beside"] = lambda one: beside(one, args.callers, args.seconds)
     with tempfile.TemporaryDirectory() as folder:
-        model = write_vision_model(
+        model = write_model(
             args.shape, Path(folder) / args.shape, layers=args.layers, blocks=args.blocks
         )
         options = ["--max-model-len", "16384", "--served-model-name", args.shape]

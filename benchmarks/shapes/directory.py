@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
+from copy import deepcopy
 from pathlib import Path
 
 from benchmarks.shapes.published import BY_SLUG, SHAPES, shape
 from benchmarks.shapes.quantization import FORMATS
+from benchmarks.shapes.vision import IDS, add_vision_files, cut_encoder
 
 END = 256  # the token that ends an answer
 TEMPLATE = (
@@ -25,16 +27,27 @@ TEMPLATE = (
 
 
 def write_model(
-    name: str, directory: Path, *, layers: int = 0, quantization: str | None = None
+    name: str,
+    directory: Path,
+    *,
+    layers: int = 0,
+    blocks: int = 0,
+    quantization: str | None = None,
 ) -> Path:
-    """config.json and a tokenizer for a published shape.
+    """config.json and a tokenizer for a published shape, and what it needs to read images.
 
     layers        cuts it to fewer
+    blocks        cuts its image encoder to fewer
     quantization  of FORMATS
     """
-    config = shape(name) | {"eos_token_id": END}
+    config = deepcopy(shape(name)) | {"eos_token_id": END}
+    text = config.get("text_config", config)
     if layers:
-        config["num_hidden_layers"] = layers
+        text |= {"num_hidden_layers": layers}
+    if "vision_config" in config:
+        config |= IDS
+    if blocks:
+        config["vision_config"] = cut_encoder(config["vision_config"], blocks)
     if quantization is not None:
         config["quantization_config"] = FORMATS[quantization]
     directory.mkdir(parents=True, exist_ok=True)
@@ -42,7 +55,9 @@ def write_model(
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>"}
     settings |= {"chat_template": TEMPLATE}
     (directory / "tokenizer_config.json").write_text(json.dumps(settings))
-    _write_tokenizer(config["vocab_size"], directory / "tokenizer.json")
+    _write_tokenizer(text["vocab_size"], directory / "tokenizer.json")
+    if "vision_config" in config:
+        add_vision_files(directory)
     return directory
 
 

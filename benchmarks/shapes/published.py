@@ -150,6 +150,40 @@ QWEN3_5_MOE = QWEN3_5 | {
     "num_experts_per_tok": 8,
 }
 TIED = {"tie_word_embeddings": True}
+# The image encoder of Qwen3-VL 8B and more, but for the size of its output, the text model's.
+VISION: Shape = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_heads": 16,
+    "patch_size": 16,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "num_position_embeddings": 2304,
+    "deepstack_visual_indexes": [8, 16, 24],
+}
+SMALL_VISION: Shape = VISION | {
+    "depth": 24,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "deepstack_visual_indexes": [5, 11, 17],
+}
+
+
+def _seeing(text: Shape, vision: Shape = VISION) -> Shape:
+    """Qwen3-VL with this text model."""
+    sections = {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    longer = {"rope_theta": 5_000_000, "max_position_embeddings": 262_144}
+    return {
+        "model_type": "qwen3_vl_moe" if "num_experts" in text else "qwen3_vl",
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "torch_dtype": "bfloat16",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text | longer | {"rope_scaling": sections},
+        "vision_config": vision | {"out_hidden_size": text["hidden_size"]},
+    }
+
+
 FAMILIES: dict[str, Shape] = {
     "Qwen3-0.6B": _sized(QWEN3, 1024, 3072, 28, **_heads(16, 8), **TIED),
     "Qwen3-1.7B": _sized(QWEN3, 2048, 6144, 28, **_heads(16, 8), **TIED),
@@ -161,6 +195,11 @@ FAMILIES: dict[str, Shape] = {
     "Qwen3-235B-A22B": _sized(
         QWEN3_MOE, 4096, 12_288, 94, moe_intermediate_size=1536, num_attention_heads=64
     ),
+    "Qwen3-VL-2B": _seeing(_sized(QWEN3, 2048, 6144, 28, **_heads(16, 8), **TIED), SMALL_VISION),
+    "Qwen3-VL-4B": _seeing(_sized(QWEN3, 2560, 9728, 36, **TIED), SMALL_VISION),
+    "Qwen3-VL-8B": _seeing(QWEN3),
+    "Qwen3-VL-32B": _seeing(_sized(QWEN3, 5120, 25_600, 64, **_heads(64, 8))),
+    "Qwen3-VL-30B-A3B": _seeing(_sized(QWEN3_MOE, 2048, 6144, 48, moe_intermediate_size=768)),
     "Qwen3.5-27B": _sized(QWEN3_5, 5120, 17_408, 64, **_heads(24, 4), linear_num_value_heads=48),
     "Qwen3.5-35B-A3B": _sized(
         QWEN3_5_MOE,

@@ -9,19 +9,27 @@ from tokenizers import Tokenizer
 
 from benchmarks.images.bench_encoder import operations, published
 from benchmarks.images.bench_images import picture_url
-from benchmarks.images.vision_model import MARKS, write_vision_model
+from benchmarks.shapes import write_model
+from benchmarks.shapes.vision import MARKS
 from model_zoo.config import read_config
 from model_zoo.vision.encoder import VisionEncoder
 
 
 def test_the_shape_is_read_as_published(tmp_path: Path) -> None:
-    config = read_config(write_vision_model("qwen3-vl-8b", tmp_path))
+    config = read_config(write_model("qwen3-vl-8b", tmp_path))
     assert config.vision is not None and config.vision.depth == 27
     assert config.num_layers == 36 and config.rope is not None
     assert config.rope.sections == (24, 20, 20)
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.encode("".join(MARKS)).ids == [300, 301, 302]
     assert tokenizer.get_vocab_size() == config.vocab_size == 151_936
+
+
+def test_a_shape_can_be_cut_and_stays_as_it_is(tmp_path: Path) -> None:
+    cut = read_config(write_model("qwen3-vl-8b", tmp_path / "cut", layers=3, blocks=2))
+    assert cut.vision is not None and (cut.num_layers, cut.vision.depth) == (3, 2)
+    assert cut.vision.deepstack_layers == (1,)
+    assert read_config(write_model("qwen3-vl-8b", tmp_path / "whole")).num_layers == 36
 
 
 def test_operations_are_those_of_the_encoders_weights() -> None:
