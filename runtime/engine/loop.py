@@ -85,8 +85,10 @@ class Engine:
         graphs: GraphCounts | None = None,  # of the executor, kept up to date, as are
         images: ImageCounts | None = None,
         clock: Callable[[], float] = time.monotonic,
+        index: int = 0,
     ) -> None:
-        seed_rng = random.Random(resolved.seed)
+        """index: of several engines, whose requests without a seed do not get the same ones"""
+        seed_rng = random.Random(f"{resolved.seed}/{index}" if index else resolved.seed)
         self.requests = RequestTable(
             resolved, vocab_size, next_seed=lambda: seed_rng.getrandbits(63), clock=clock
         )

@@ -58,6 +58,7 @@ class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     config: EngineConfig
     epoch: int
+    index: int = 0  # among the engines of the server
     own_address: str
     client_addresses: list[str]
     began: float | None = None  # when the launcher decided to start us, on the monotonic clock
@@ -194,6 +195,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             grammars=grammars,
             graphs=loaded.executor.graph_counts,
             images=loaded.executor.image_counts,
+            index=args.index,
         )
         observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
         loads = None  # an only engine gets all requests

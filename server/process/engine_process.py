@@ -35,7 +35,7 @@ class EngineProcess:
             )
             for client in range(num_clients)
         ]
-        self.epoch = 0
+        self.index, self.epoch = index, 0
         self._notifier = ClientNotifier(self.client_addresses)
 
     @property
@@ -48,6 +48,7 @@ class EngineProcess:
             {
                 "config": config,
                 "epoch": self.epoch,
+                "index": self.index,
                 "own_address": self.addresses[0].engine,
                 "client_addresses": self.client_addresses,
                 "began": time.monotonic(),

@@ -64,6 +64,14 @@ async def test_both_engines_work_and_the_sums_are_those_of_one_server(server: Se
     assert server.metric("vllm:generation_tokens_total") == sum(after.values())
 
 
+def test_choices_of_one_request_are_made_by_both_engines(server: Server):
+    before = by_engine(server, "wavefill_generation_tokens_total")
+    answer = server.client().completions.create(model=MODEL, prompt="Once", n=8, max_tokens=24)
+    after = by_engine(server, "wavefill_generation_tokens_total")
+    assert all(after[engine] > before[engine] for engine in ("0", "1"))
+    assert [choice.index for choice in answer.choices] == list(range(8))
+
+
 async def test_prompts_with_the_same_beginning_go_to_the_engine_that_has_it(server: Server):
     beginnings = [f"Chapter {name}. " + f"It was about {name} and more. " * 12 for name in "ABCD"]
     async with server.async_client() as client:

@@ -27,7 +27,7 @@ from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 
 @triton.jit
-def _barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PITCH: tl.constexpr):
+def barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PITCH: tl.constexpr):
     """Wait until this program of every rank has come here as often as this one."""
     epoch = tl.load(EPOCHS + program) + 1
     for rank in tl.static_range(WORLD):
@@ -46,6 +46,28 @@ def _barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PIT
     tl.store(EPOCHS + program, epoch)
 
 
+@triton.jit
+def sum_of_row(
+    BUFFERS, RESIDUAL, post_weight, eps, row, offset, residual_row, column, mask,
+    WORLD: tl.constexpr, N: tl.constexpr, PLUS_ONE: tl.constexpr,
+):  # fmt: skip
+    """The residual + all parts of a row, or + the norm of their sum; stored in the residual."""
+    dtype = RESIDUAL.dtype.element_ty
+    residual_at = RESIDUAL + row * residual_row + column
+    total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
+    parts = tl.zeros([column.shape[0]], tl.float32)
+    for rank in tl.static_range(WORLD):
+        part = tl.load(BUFFERS + rank).to(tl.pointer_type(dtype)) + offset + row * N
+        # Of an address that is loaded the compiler cannot know it.
+        part = tl.multiple_of(part, 16)
+        parts += tl.load(part + column, mask=mask, other=0.0).to(tl.float32)
+    if post_weight is not None:
+        parts = rms_norm(parts.to(dtype), post_weight, eps, N, PLUS_ONE).to(tl.float32)
+    total = (total + parts).to(dtype)
+    tl.store(residual_at, total, mask=mask)
+    return total
+
+
 @triton.jit(do_not_specialize=["rows", "offset"])
 def _all_reduce_add_rms_norm(
     BUFFERS, PADS, EPOCHS, RESIDUAL, WEIGHT, POST_WEIGHT, OUT, eps, rows, offset, residual_row,
@@ -56,28 +78,20 @@ def _all_reduce_add_rms_norm(
     column = tl.arange(0, BLOCK)
     mask = column < N
     weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
+    post_weight = None
     if POST_WEIGHT is not None:
         post_weight = tl.load(POST_WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
     if BARRIER:
-        _barrier(PADS, EPOCHS, program, RANK, WORLD, PITCH)
-    dtype = OUT.dtype.element_ty
+        barrier(PADS, EPOCHS, program, RANK, WORLD, PITCH)
     programs = tl.num_programs(0)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
-        residual_at = RESIDUAL + row * residual_row + column
-        total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
-        parts = tl.zeros([BLOCK], tl.float32)
-        for rank in tl.static_range(WORLD):
-            part = tl.load(BUFFERS + rank).to(tl.pointer_type(dtype)) + offset + row * N
-            # Of an address that is loaded the compiler cannot know it.
-            part = tl.multiple_of(part, 16)
-            parts += tl.load(part + column, mask=mask, other=0.0).to(tl.float32)
-        if POST_WEIGHT is not None:
-            parts = rms_norm(parts.to(dtype), post_weight, eps, N, PLUS_ONE).to(tl.float32)
-        total = (total + parts).to(dtype)
-        tl.store(residual_at, total, mask=mask)
+        total = sum_of_row(
+            BUFFERS, RESIDUAL, post_weight, eps, row, offset, residual_row, column, mask, WORLD, N,
+            PLUS_ONE,
+        )  # fmt: skip
         out = OUT + row * out_row + column
         tl.store(out, rms_norm(total, weight, eps, N, PLUS_ONE), mask=mask)
 
@@ -115,7 +129,7 @@ def all_reduce_add_rms_norm(
         buffers.addresses, buffers.pads, buffers.epochs, residual, weight, post_weight, out, eps,
         rows, turn * buffers.turn_elements, residual.stride(0), out.stride(0), RANK=buffers.rank,
         WORLD=buffers.world, PITCH=MAX_PROGRAMS, N=size, BLOCK=block, PLUS_ONE=plus_one,
-        BARRIER=barrier, num_warps=norm_warps(block if post_weight is None else 2 * block),
+        BARRIER=barrier, num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
         **dependent_launch(residual.device),
     )  # fmt: skip
     return out

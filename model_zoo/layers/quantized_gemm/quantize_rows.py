@@ -59,7 +59,7 @@ def _integers(values, ZEROS, row):
 
 
 @triton.jit
-def _write_codes(
+def write_codes(
     x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK: tl.constexpr, GROUP: tl.constexpr
 ):
     """x [BLOCK], columns start.. of a row, 0 beyond K; GROUP: columns of a scale, 0 for the row."""
@@ -93,7 +93,7 @@ def _quantize_rows(
     if DEPENDENT:
         start_successor_and_wait()
     x = tl.load(X + row * x_row + column, mask=(column < K) & (row < M), other=0.0)
-    _write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
+    write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
@@ -115,7 +115,7 @@ def _add_rms_norm_quantize(
         X, RESIDUAL, post_weight, eps, row, x_row, residual_row, column, mask, K, PLUS_ONE
     )
     x = rms_norm(total, weight, eps, K, PLUS_ONE)
-    _write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, K, BLOCK, GROUP)
+    write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, K, BLOCK, GROUP)
 
 
 @triton.jit(do_not_specialize=["M", "rows"])
@@ -133,18 +133,18 @@ def _silu_mul_quantize(
     gate = tl.load(at, mask=mask, other=0.0)
     up = tl.load(at + K, mask=mask, other=0.0)
     x = gate_mul(gate, up, GELU)
-    _write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
+    write_codes(x, CODES, SCALES, ZEROS, row, rows, start, K, BLOCK, GROUP)
 
 
 def quantize_rows(x: Tensor, kind: ScaleKind) -> QuantizedRows:
     """x [M, K], rows at any stride; K a multiple of 64, of 128 for kind "block"."""
     count, columns = x.shape
-    out = _room(x, count, columns, kind)
+    out = room_for(x, count, columns, kind)
     if count:
         block, runs = _runs(columns, kind)
         _quantize_rows[(len(out.codes), runs)](
             x, out.codes, out.scales, out.zeros, count, len(out.codes), x.stride(0), columns,
-            BLOCK=block, GROUP=_group(kind), num_warps=norm_warps(block),
+            BLOCK=block, GROUP=group_of(kind), num_warps=norm_warps(block),
             **dependent_launch(x.device),
         )  # fmt: skip
     return out
@@ -170,13 +170,13 @@ def add_rms_norm_quantize(
     assert weight.shape == (columns,) and weight.stride(0) == residual.stride(1) == 1
     assert x is None or (x.shape == residual.shape and x.stride(1) == 1)
     assert post_weight is None or (post_weight.shape == (columns,) and post_weight.stride(0) == 1)
-    out = _room(residual, count, columns, kind)
+    out = room_for(residual, count, columns, kind)
     if count:
         block = triton.next_power_of_2(columns)
         _add_rms_norm_quantize[(len(out.codes),)](
             x, residual, weight, post_weight, out.codes, out.scales, out.zeros, eps, count,
             len(out.codes), 0 if x is None else x.stride(0), residual.stride(0), K=columns,
-            BLOCK=block, GROUP=_group(kind), PLUS_ONE=plus_one,
+            BLOCK=block, GROUP=group_of(kind), PLUS_ONE=plus_one,
             num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip
@@ -189,18 +189,18 @@ def silu_mul_quantize(gate_up: Tensor, kind: ScaleKind, *, gelu: bool = False) -
     gelu: of gelu(gate) * up, by tanh
     """
     count, columns = gate_up.shape[0], gate_up.shape[1] // 2
-    out = _room(gate_up, count, columns, kind)
+    out = room_for(gate_up, count, columns, kind)
     if count:
         block, runs = _runs(columns, kind)
         _silu_mul_quantize[(len(out.codes), runs)](
             gate_up, out.codes, out.scales, out.zeros, count, len(out.codes), gate_up.stride(0),
-            columns, BLOCK=block, GROUP=_group(kind), GELU=gelu, num_warps=norm_warps(block),
+            columns, BLOCK=block, GROUP=group_of(kind), GELU=gelu, num_warps=norm_warps(block),
             **dependent_launch(gate_up.device),
         )  # fmt: skip
     return out
 
 
-def _room(x: Tensor, count: int, columns: int, kind: ScaleKind) -> QuantizedRows:
+def room_for(x: Tensor, count: int, columns: int, kind: ScaleKind) -> QuantizedRows:
     """Uninitialized codes and scales of x."""
     assert x.dtype in (torch.bfloat16, torch.float16) and x.stride(1) == 1
     assert columns % (GROUP if kind == "block" else 64) == 0
@@ -228,5 +228,5 @@ def _runs(columns: int, kind: ScaleKind) -> tuple[int, int]:
     return block, triton.cdiv(columns, block)
 
 
-def _group(kind: ScaleKind) -> int:
+def group_of(kind: ScaleKind) -> int:
     return GROUP if kind == "block" else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from runtime.engine.load_report import INTERVAL_SECONDS, LoadReport
+from runtime.engine.loop import Engine
 from runtime.messages import EngineLoad
 from runtime.scheduler.page_pool import chain_root, extend_chain
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
 
 
 @dataclass
@@ -96,3 +97,13 @@ def test_a_busy_engine_reports_at_intervals_and_an_idle_one_what_is_new():
     assert reported.publish(idle=True) == [], "nothing has changed"
     reported.bench.step(3)
     assert len(reported.publish(idle=True)) == 1
+
+
+def test_engines_of_a_server_give_requests_without_a_seed_different_ones():
+    seeds: list[int] = []
+    for index in (0, 1, 2, 0):
+        bench = Bench()
+        engine = Engine(bench.config, VOCAB_SIZE, bench.executor, index=index)
+        engine.add(request(1, [3] * 5))
+        seeds.append(engine.requests.live[1].seed)
+    assert len(set(seeds[:3])) == 3 and seeds[3] == seeds[0]

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
 from model_zoo.layers.all_reduce.symmetric_buffers import MAX_PROGRAMS, SymmetricBuffers
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
@@ -18,6 +19,7 @@ from model_zoo.layers.kernels.embed import embed
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
+from model_zoo.layers.quantized_rows import ScaleKind
 from model_zoo.vision.rotate_qk import rotate_qk
 from runtime.cuda_graph.prepare import prepare
 from runtime.sampling.banned import WINDOW, BannedTable
@@ -97,7 +99,7 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_all_reduce_add_norm(world: int) -> None:
+def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
     memory, words = tensor(1, dtype=torch.uint8), tensor(world, dtype=torch.int64)
     buffers = SymmetricBuffers(
         memory=memory,
@@ -112,7 +114,10 @@ def call_all_reduce_add_norm(world: int) -> None:
         programs=264,
     )
     x, weight = tensor(TOKENS, 4096), tensor(4096)
-    all_reduce_add_rms_norm(buffers, 1, x, weight, 1e-6)
+    if kind is None:
+        all_reduce_add_rms_norm(buffers, 1, x, weight, 1e-6)
+    else:
+        all_reduce_add_rms_norm_quantize(buffers, 1, x, weight, 1e-6, kind)
 
 
 def call_swiglu(dtype: torch.dtype) -> None:
@@ -237,3 +242,4 @@ for tokens in (1, TOKENS):
     )
 for world in (2, 4):
     SHIPPED[f"all_reduce_add_norm over {world}"] = partial(call_all_reduce_add_norm, world)
+SHIPPED["all_reduce_add_norm_quantize over 2"] = partial(call_all_reduce_add_norm, 2, "block")

@@ -12,11 +12,14 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
     allocation_bytes,
     in_one_process,
 )
+from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+from model_zoo.layers.quantized_rows import ScaleKind
 from tests.support.parallel import all_reduce_ranks
 from tests.support.paths import ROOT
 
@@ -105,6 +108,29 @@ def test_the_sum_of_the_parts_may_be_normed_before_it_is_added(device: str, plus
         torch.testing.assert_close(
             out.double(), norm(total, weight, plus_one), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize("kind", ["row", "block", "int8", "int8 zeros"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_codes_are_those_of_the_norm_that_is_written_without_them(
+    device: str, kind: ScaleKind, rows: int
+):
+    torch.manual_seed(6)
+    ranks = group_of(2, 5, 256, FP16, device)
+    fill(ranks, 1, rows)
+    residual = torch.randn(rows, 256, device=device, dtype=FP16)
+    weight = torch.randn(256, device=device, dtype=FP16)
+    plain, fused = residual.clone(), residual.clone()
+    normed = all_reduce_add_rms_norm(ranks[0], 1, plain, weight, EPS, barrier=False)
+    expected = quantize_rows(normed, kind)
+    found = all_reduce_add_rms_norm_quantize(ranks[1], 1, fused, weight, EPS, kind, barrier=False)
+    assert torch.equal(fused, plain)
+    codes = [each.codes.view(torch.uint8)[:rows] for each in (found, expected)]
+    assert torch.equal(*codes)
+    assert not found.codes[rows:].float().any() or found.zeros is not None
+    assert torch.equal(found.scales, expected.scales) and found.count == expected.count == rows
+    if found.zeros is not None:
+        assert torch.equal(found.zeros[:rows], expected.zeros[:rows])
 
 
 def test_a_turn_has_a_buffer_of_its_own_and_signals_are_beside_both(device: str):

@@ -12,7 +12,11 @@ import pytest
 
 from tests.support.paths import ROOT
 
-NAMES = ("all_reduce_add_norm over 2", "all_reduce_add_norm over 4")
+NAMES = (
+    "all_reduce_add_norm over 2",
+    "all_reduce_add_norm over 4",
+    "all_reduce_add_norm_quantize over 2",
+)
 pytestmark = pytest.mark.slow
 
 
