@@ -22,6 +22,7 @@ from runtime.ipc.broadcast import BroadcastSender, Ends, RankLost
 MODULE = "runtime.engine.rank_process"
 CONFIGURATION_ERROR = 2  # exit code: the rank has said what is wrong
 STALL_SECONDS = 30.0  # that a rank may be behind, or a step of a GPU may take
+GC_THRESHOLD = 50_000  # allocations between two collections: a step makes hundreds, without cycles
 LOOK_SECONDS = 1.0
 END_SECONDS = 5.0
 EXPLAIN_SECONDS = 1.0

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from runtime.config import ConfigError, EngineConfig
-from runtime.engine.followers import Followers, StallWatch
+from runtime.engine.followers import GC_THRESHOLD, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
@@ -48,7 +48,6 @@ IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 ID_IN_USE = "a request with this id is running already"
-GC_THRESHOLD = 50_000  # allocations between two collections: a step makes hundreds, without cycles
 OUT_OF_MEMORY = (
     "memory ran out in a step, perhaps because another program took what was free when the engine "
     "started: it starts again with what is free now; lower --gpu-memory if that comes back"

@@ -6,11 +6,12 @@ part of the model and of its KV, and no scheduler.  It exits with the engine pro
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 import time
 
-from runtime.engine.followers import CONFIGURATION_ERROR, RankArgs
+from runtime.engine.followers import CONFIGURATION_ERROR, GC_THRESHOLD, RankArgs
 from runtime.ipc import parent_watch
 from runtime.ipc.broadcast import BroadcastReceiver, RankLost
 
@@ -32,6 +33,9 @@ def run(args: RankArgs) -> None:
         deterministic=config.deterministic,
     )
     executor = load(config, lambda phase, done, total: None, ranks=ranks).executor
+    gc.collect()
+    gc.freeze()  # as in the engine process: all ranks wait for one that collects
+    gc.set_threshold(GC_THRESHOLD)
     receiver = BroadcastReceiver(
         args.memory, args.pipe, reader=args.rank - 1, readers=config.tensor_parallel - 1
     )
