@@ -35,7 +35,7 @@ def few(names: tuple[str, ...], all_names: object) -> list[object]:
     ]
 
 
-def assert_ranks_agree(directory: Path, size: int) -> None:
+def assert_ranks_agree(directory: Path, size: int, tolerance: float = 5e-5) -> None:
     """Every rank has the same bits, which are the whole model's but for the order of sums."""
     config = read_config(directory)
     tokens = torch.randint(config.vocab_size, (TOKENS,), generator=torch.Generator().manual_seed(1))
@@ -44,7 +44,7 @@ def assert_ranks_agree(directory: Path, size: int) -> None:
     first, *others = logits_of_ranks(directory, size, tokens, CUTS)
     for other in others:
         assert torch.equal(first, other)
-    torch.testing.assert_close(first, whole, rtol=1e-4, atol=5e-5)
+    torch.testing.assert_close(first, whole, rtol=1e-4, atol=tolerance)
 
 
 @pytest.mark.parametrize("kind", few(FEW_KINDS, [k for k in KINDS if k not in ONE_KEY_HEAD]))
@@ -64,7 +64,8 @@ def test_ranks_that_outnumber_the_kv_heads_share_them(kind: str, tmp_path: Path)
 @pytest.mark.parametrize("name", few(FEW_FORMATS, [n for n in FORMATS if "act-order" not in n]))
 def test_two_ranks_compute_the_logits_of_a_quantized_model(name: str, tmp_path: Path):
     write_quantized(tmp_path, name)
-    assert_ranks_agree(tmp_path, 2)
+    # Activations of int8 W8A8 are rounded, with a scale for each rank's part of a row.
+    assert_ranks_agree(tmp_path, 2, 0.15 if name.startswith("int8-row") else 5e-5)
 
 
 # A rank has 64 of an expert's 128 inner values: half of a group of 128 columns, or of a block.
