@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,7 +37,7 @@ MAX_NAMES = 5  # in an error message
 
 @dataclass(frozen=True, slots=True)
 class CheckpointTensor:
-    """One tensor on disk."""
+    """One tensor on disk, or a part of one."""
 
     path: Path
     name: str
@@ -46,13 +46,50 @@ class CheckpointTensor:
     offset: int  # of its first byte in the file
     num_bytes: int
     _opened: Any
+    # Of a part: (begin, end) along one dimension, in order.  None: it is the whole tensor.
+    dimension: int = 0
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     def __str__(self) -> str:
         return f"{self.path}: tensor {self.name}"
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Its bytes in the file are `num_bytes` from `offset` on."""
+        return self.ranges is None or (self.dimension == 0 and len(self.ranges) == 1)
+
+    def part(self, dimension: int, ranges: tuple[tuple[int, int], ...]) -> CheckpointTensor:
+        """The part of a whole tensor that has these ranges of a dimension."""
+        assert self.ranges is None and self.shape[dimension] >= max(end for _, end in ranges)
+        shape, whole = list(self.shape), self.shape[dimension]
+        shape[dimension] = sum(end - begin for begin, end in ranges)
+        before = ranges[0][0] if dimension == 0 and len(ranges) == 1 else 0
+        return replace(
+            self,
+            shape=tuple(shape),
+            offset=self.offset + before * self.num_bytes // whole,
+            num_bytes=self.num_bytes * shape[dimension] // whole,
+            dimension=dimension,
+            ranges=ranges,
+        )
+
     def read(self) -> Tensor:
-        """The tensor in the file's dtype, memory-mapped."""
-        return self._opened.get_tensor(self.name)
+        """The tensor in the file's dtype, memory-mapped; of a part, that alone is read."""
+        if self.ranges is None:
+            return self._opened.get_tensor(self.name)
+        return self.read_rows(0, self.shape[0])
+
+    def read_rows(self, first: int, count: int) -> Tensor:
+        """Some rows of a part of a tensor."""
+        assert self.ranges is not None
+        stored = self._opened.get_slice(self.name)
+        if self.dimension == 0:
+            found = [stored[begin:end] for begin, end in within(self.ranges, first, first + count)]
+        else:
+            skipped = (slice(None),) * (self.dimension - 1)
+            rows = slice(first, first + count), *skipped
+            found = [stored[(*rows, slice(begin, end))] for begin, end in self.ranges]
+        return found[0] if len(found) == 1 else torch.cat(found, self.dimension)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +131,18 @@ class Checkpoint:
                     path, name, dtype, shape, begin + first, last - first, opened
                 )
         return cls(sources)
+
+
+def within(ranges: tuple[tuple[int, int], ...], first: int, last: int) -> list[tuple[int, int]]:
+    """Of the numbers in some ranges, in order, those in places first..last: as ranges."""
+    found: list[tuple[int, int]] = []
+    place = 0
+    for begin, end in ranges:
+        low, high = max(first - place, 0), min(last - place, end - begin)
+        if low < high:
+            found.append((begin + low, begin + high))
+        place += end - begin
+    return found
 
 
 def text_model_name(name: str) -> str:

@@ -31,11 +31,14 @@ def has_kv_scales(directory: Path | str) -> bool:
 def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """k_scale, v_scale [layers with attention, kv_heads] float32; 1 where the checkpoint has none.
 
+    Of the rank's heads, if the model is divided.
+
     The dequantized value is the stored one times the scale.  Raises ModelError for a scale that is
     not positive and finite, or has neither one element nor one per KV head.
     """
+    whole = config.whole or config
     places = {layer: place for place, layer in enumerate(config.attention_layers)}
-    scales = torch.ones(2, len(places), config.num_kv_heads)
+    scales = torch.ones(2, len(places), whole.num_kv_heads)
     for name, source in Checkpoint.open(Path(directory)).sources.items():
         found = NAME.fullmatch(name)
         if found is None:
@@ -48,12 +51,16 @@ def read_kv_scales(directory: Path | str, config: ModelConfig) -> tuple[Tensor, 
         if layer not in places:
             raise ModelError(f"{source}: config.json gives layer {layer} no attention")
         values = source.read().float().flatten()
-        if len(values) not in (1, config.num_kv_heads):
+        if len(values) not in (1, whole.num_kv_heads):
             raise ModelError(
-                f"{source} has {len(values)} values: one is expected, or {config.num_kv_heads}, "
+                f"{source} has {len(values)} values: one is expected, or {whole.num_kv_heads}, "
                 "one a KV head"
             )
         if not (values.isfinite() & (values > 0)).all():
             raise ModelError(f"{source}: a scale must be positive and finite")
         scales[kind, places[layer]] = values
+    part = config.shard.part("outputs", (config.num_kv_heads,), copies=config.shard.kv_copies)
+    if part is not None:
+        [(begin, end)] = part.ranges
+        scales = scales[:, :, begin:end]
     return scales[0], scales[1]

@@ -18,6 +18,8 @@ from model_zoo.layers.quantized_gemm.int8.cpu import packs_of
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.layers.quantized_gemm.stacked_parameters import StackedParameters
 from model_zoo.model import Model
+from model_zoo.parallel.communicator import Communicator
+from model_zoo.parallel.sharded_checkpoint import open_checkpoint
 from model_zoo.registry import build
 from model_zoo.weight_reader import WeightReader, read_in_turn
 from model_zoo.weight_targets import WeightTargets
@@ -41,15 +43,17 @@ class ModelLoader:
         device: torch.device,
         load_format: str = "auto",
         quantization: str = "auto",
+        communicator: Communicator | None = None,
     ) -> None:
         """Unquantized weights are converted to `dtype`.
 
         load_format   "dummy" fills weights randomly, for benchmarks
         quantization  "auto": as the checkpoint; "fp8": unquantized Linears are quantized
+        communicator  of the ranks, if config.shard is of several: only its part is read
         Raises ModelError if files or tensors are missing, unexpected, damaged or of a wrong shape.
         """
         directory = Path(directory)
-        checkpoint = None if load_format == "dummy" else Checkpoint.open(directory)
+        checkpoint = None if load_format == "dummy" else open_checkpoint(directory, config)
         packs = packs_of(device, dtype)
         layers = CheckpointLayers.open(
             directory, checkpoint, quantization=quantization, packs=packs
@@ -58,7 +62,7 @@ class ModelLoader:
         self._reading: WeightReader | None = None
         if checkpoint is not None:  # before memory is allocated
             match_checkpoint(config, dtype, checkpoint, layers, directory)
-        self.model = build(config, dtype, device, layers.scheme_of).eval()
+        self.model = build(config, dtype, device, layers.scheme_of, communicator).eval()
         if packs is True:
             from model_zoo.layers.quantized_gemm.candidates import use_quantized_gemms
 

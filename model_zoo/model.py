@@ -12,17 +12,21 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
-from model_zoo.layers.embedding import Embedding
+from model_zoo.layers.attention import Attention
+from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.linear import Linear, Projection
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.parallel.shard import Part
 
 Weights = dict[str, Tensor]  # by name in the checkpoint
 
 
 class Model(nn.Module, ABC):
     """Token embedding, blocks of one class and shape, final norm, LM head."""
+
+    EMBEDDING = "model.embed_tokens.weight"  # its name in the checkpoint
 
     def __init__(
         self,
@@ -33,9 +37,10 @@ class Model(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.config = config
+        self._communicator = linears.communicator
         dtype = linears.dtype
-        self.embedding = Embedding(
-            config.vocab_size, config.hidden_size, dtype, scale=config.embedding_scale
+        self.embedding = linears.embedding(
+            config.vocab_size, config.hidden_size, scale=config.embedding_scale
         )
         self.layers = nn.ModuleList([layer(config, i, linears) for i in range(config.num_layers)])
         self.norm = norm(config.hidden_size, config.norm_eps, dtype)
@@ -48,7 +53,9 @@ class Model(nn.Module, ABC):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [R, hidden] -> logits [R, vocab] in the weights' dtype, a new tensor."""
-        logits = self.head(hidden)
+        logits = self._communicator.gather(self.head(hidden))
+        if logits.shape[1] > self.config.vocab_size:  # rows of padding in the ranks' vocabularies
+            logits = logits[:, : self.config.vocab_size].contiguous()
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
@@ -80,6 +87,14 @@ class Model(nn.Module, ABC):
     def experts(self) -> list[Experts]:
         """The experts of all layers that have some."""
         return [module for module in self.modules() if isinstance(module, Experts)]
+
+    def other_parts(self) -> dict[str, Part]:
+        """What the rank has of those of `other_weights` that are divided, by their rows."""
+        found: dict[str, Part | None] = {self.EMBEDDING: self.embedding.part}
+        for module in self.modules():
+            if isinstance(module, Attention | DeltaNet):
+                found |= module.other_parts()
+        return {name: part for name, part in found.items() if part is not None}
 
     @abstractmethod
     def other_weights(self) -> Weights:

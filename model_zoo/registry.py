@@ -10,6 +10,7 @@ from model_zoo.config import ModelConfig
 from model_zoo.families.qwen3_5 import MODEL_TYPES as QWEN3_5
 from model_zoo.layers.linear_factory import LinearFactory, SchemeOf, unquantized
 from model_zoo.model import Model
+from model_zoo.parallel.communicator import Alone, Communicator
 
 MODELS = {
     "llama": "model_zoo.models.llama:Llama",
@@ -42,10 +43,14 @@ def build(
     dtype: torch.dtype,
     device: torch.device,
     scheme_of: SchemeOf = unquantized,
+    communicator: Communicator | None = None,
 ) -> Model:
-    """The model with uninitialized weights on `device` (no memory on "meta")."""
+    """The model with uninitialized weights on `device` (no memory on "meta").
+
+    communicator: of the ranks, if config.shard is of several and the model is to run
+    """
     models = MODELS if config.vision is None else VISION_MODELS
     module, _, name = models[config.model_type].partition(":")
     with device:
-        linears = LinearFactory(dtype, scheme_of)
+        linears = LinearFactory(dtype, scheme_of, config.shard, communicator or Alone())
         return getattr(importlib.import_module(module), name)(config, linears)

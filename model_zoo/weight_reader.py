@@ -39,6 +39,11 @@ class WeightTarget:
     source: CheckpointTensor
     destination: Destination
 
+    @property
+    def by_rows(self) -> bool:
+        """It is cut between rows only."""
+        return not (self.source.is_contiguous and self.destination.contiguous)
+
 
 @dataclass(frozen=True, slots=True)
 class WeightChunk:
@@ -57,7 +62,7 @@ class WeightChunk:
     def place(self) -> Tensor:
         """The slice of the destination that the chunk fills."""
         tensor = self.target.destination.tensor()
-        tensor = tensor.view(-1) if self.target.destination.contiguous else tensor
+        tensor = tensor if self.target.by_rows else tensor.view(-1)
         return tensor[self.first : self.first + self.count]
 
 
@@ -79,15 +84,15 @@ def in_reading_order(targets: Iterable[WeightTarget]) -> list[WeightTarget]:
 def weight_chunks(targets: Iterable[WeightTarget], max_bytes: int) -> list[WeightChunk]:
     """All tensors in reading order, divided into chunks of at most max_bytes bytes.
 
-    Where the destination is not contiguous, a tensor is cut between rows only, and a longer row is
-    a chunk of its own.
+    Where the destination or the source is not contiguous, a tensor is cut between rows only, and a
+    longer row is a chunk of its own.
     """
     found: list[WeightChunk] = []
     for target in in_reading_order(targets):
         source = target.source
         if not source.num_bytes:
             continue
-        count = math.prod(source.shape) if target.destination.contiguous else source.shape[0]
+        count = source.shape[0] if target.by_rows else math.prod(source.shape)
         each = source.num_bytes // count  # bytes of a row, or of an element
         step = max(1, max_bytes // each)
         for first in range(0, count, step):
@@ -273,6 +278,10 @@ class _CopyStream:
 
 
 def _read(chunk: WeightChunk, descriptor: int, buffer: Tensor) -> None:
+    if not chunk.source.is_contiguous:  # the file is mapped: other columns are not copied
+        values = chunk.source.read_rows(chunk.first, chunk.count)
+        buffer.view(values.dtype).view(values.shape).copy_(values)
+        return
     view = memoryview(buffer.numpy())
     done = 0
     while done < chunk.num_bytes:

@@ -44,8 +44,10 @@ class WeightTargets:
         self._missing: list[str] = []
         self._wrong: list[str] = []
         self.targets: list[WeightTarget] = []
+        parts = model.other_parts()
         for name, place in model.other_weights().items():
-            self._add_parameter(name, place)
+            # A rank's rows of the vocabulary may end with padding.
+            self._add_parameter(name, place[: parts[name].own] if name in parts else place)
         for projection in model.projections():
             self._add_projection(projection)
         for experts in model.experts():

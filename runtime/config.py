@@ -65,7 +65,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     kv_tokens: int = 0  # that KV pages of every layer hold; 0: what the memory allows
     gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it
     prefix_cache: bool = True
-    threads: int = 0  # compute threads on a CPU
+    threads: int = 0  # compute threads on a CPU, of each rank
+    tensor_parallel: int = 1  # ranks, each with a part of every layer
     seed: int = 0
 
 
@@ -158,6 +159,7 @@ def check(
             f"--snapshot-every {requested.snapshot_every}: at least {SNAPSHOT_UNIT} tokens lie "
             "between two snapshots: raise it, or use --no-prefix-cache, which takes none"
         )
+    check_ranks(requested)
     if requested.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
     if requested.max_model_len > facts.max_position:
@@ -165,6 +167,12 @@ def check(
             f"--max-model-len {requested.max_model_len} exceeds the {facts.max_position} positions "
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
+
+
+def check_ranks(requested: EngineConfig) -> None:
+    """Raises ConfigError unless there is a rank."""
+    if requested.tensor_parallel < 1:
+        raise ConfigError("--tensor-parallel 0: a model is on one device at least: leave it out")
 
 
 def resolve(

@@ -9,6 +9,7 @@ from attention.spec import AttentionSpec
 from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.json_fields import Fields
 from model_zoo.moe_config import MoEConfig
+from model_zoo.parallel.shard import WHOLE, Shard
 from model_zoo.rope_config import RopeConfig
 from model_zoo.vision.vision_config import VisionConfig
 
@@ -55,6 +56,10 @@ class ModelConfig:
     # After the last layer: layers that predict further tokens, which are not loaded.
     prediction_layers: int = 0
     vision: VisionConfig | None = None  # the image encoder; None: it reads text alone
+    # Of one of the ranks that share a model: which one it is, and the model that is divided.  Heads
+    # and inner sizes above are those of the rank then.
+    shard: Shard = WHOLE
+    whole: ModelConfig | None = None
 
     def without_vision(self) -> ModelConfig:
         """Of the text model alone, where there is an image encoder."""

@@ -12,6 +12,7 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_rows import QuantizedRows
 from model_zoo.layers.rope import rotate
+from model_zoo.parallel.shard import Part
 
 
 class Attention(nn.Module):
@@ -24,7 +25,8 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, index: int, qkv: Linear, out: Linear) -> None:
         super().__init__()
-        self.index = index
+        self.index, self._shard = index, config.shard
+        self._name = f"model.layers.{config.attention_layers[index]}.self_attn"
         self.spec = config.attention_specs[index]
         self.qkv, self.out = qkv, out
         self.gated = config.attention_gate
@@ -43,6 +45,12 @@ class Attention(nn.Module):
                 )
                 for _ in range(2)
             )
+
+    def other_parts(self) -> dict[str, Part | None]:
+        """As Model.other_parts."""
+        if self.sinks is None:
+            return {}
+        return {f"{self._name}.sinks": self._shard.part("outputs", (self.spec.heads,))}
 
     def add(
         self,

@@ -12,6 +12,8 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
+from model_zoo.parallel.communicator import Alone, Communicator
+from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
 
 
@@ -19,15 +21,33 @@ class Embedding(nn.Module):
     """weight [rows, size]; ids [T] -> [T, size].
 
     scale  of what is looked up, not of the weight, which a tied head shares; rounded to dtype
+    part   the ids whose rows the rank has, which come first in `weight`; None: all.  Those of the
+           others are looked up by the others, and added
     """
 
-    def __init__(self, rows: int, size: int, dtype: torch.dtype, *, scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        rows: int,
+        size: int,
+        dtype: torch.dtype,
+        *,
+        scale: float = 1.0,
+        part: Part | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
         super().__init__()
+        self.part, self._communicator = part, communicator or Alone()
         self.weight = nn.Parameter(torch.empty(rows, size, dtype=dtype), requires_grad=False)
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
     def forward(self, ids: Tensor) -> Tensor:
-        found = F.embedding(ids, self.weight)
+        if self.part is None:
+            found = F.embedding(ids, self.weight)
+        else:
+            [(begin, end)] = self.part.ranges
+            own = (ids >= begin) & (ids < end)
+            found = F.embedding(torch.where(own, ids - begin, 0), self.weight)
+            found = self._communicator.all_reduce(torch.where(own[:, None], found, 0))
         return found if self.scale == 1.0 else found * self.scale
 
 
@@ -36,10 +56,10 @@ def embed(
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """-> first layer's norm of the embeddings, embeddings [T, size], Rope.rows of each rope."""
     weight = embedding.weight
-    if not fused_kernels.use_fused_kernels(tokens.device):
+    if embedding.part is not None or not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)
         cos_sin = [rope.rows(positions, weight.dtype) for rope in ropes]
-        return norm(residual), residual, cos_sin
+        return *norm.add(None, residual), cos_sin
     from model_zoo.layers.kernels.embed import embed as fused
 
     return fused(
@@ -66,10 +86,14 @@ class LMHead(Linear):
         *,
         parts: Mapping[str, int] | None = None,
         scheme: WeightScheme | None = None,
+        cuts: Mapping[str, Part] | None = None,
     ) -> None:
-        """parts, scheme: as in Linear; unused by a tied head."""
+        """parts, scheme, cuts: as in Linear; unused by a tied head.
+
+        vocab: rows of padding included, which a rank's part of the vocabulary may end with
+        """
         own = None if tied is not None else parts
-        super().__init__(size, vocab, bias=False, dtype=dtype, parts=own, scheme=scheme)
+        super().__init__(size, vocab, bias=False, dtype=dtype, parts=own, scheme=scheme, cuts=cuts)
         self._tied = tied is not None
         if tied is not None:
             self.weight = tied.weight

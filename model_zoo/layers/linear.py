@@ -26,6 +26,7 @@ from model_zoo.layers.quantized_rows import (
     QuantizedRowsGemm,
     ScaleKind,
 )
+from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -60,6 +61,11 @@ class LoadedProjection(Protocol):
     def device(self) -> torch.device: ...
 
     @property
+    def part(self) -> Part | None:
+        """What the rank has of it; None: all."""
+        ...
+
+    @property
     def transposed(self) -> bool:
         """The checkpoint stores [in, out]."""
         ...
@@ -83,6 +89,7 @@ class Projection:
     """A linear layer of the checkpoint: some output features of a Linear.
 
     runs  where its rows go, if not in the checkpoint's order
+    part  what the rank has of the checkpoint's layer; None: all
     """
 
     name: str
@@ -90,6 +97,7 @@ class Projection:
     first: int
     outputs: int
     runs: tuple[Run, ...] = ()
+    part: Part | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -157,6 +165,7 @@ class Linear(nn.Module):
     runs        where the rows of the one layer in `parts` go; empty: in the checkpoint's order
     after       the kernel that computes x and quantizes it where input_scales says so, of a scheme
                 with activations in fp8; None: another one
+    cuts        what the rank has of layers that are divided, by their names in `parts`
     """
 
     def __init__(
@@ -171,16 +180,17 @@ class Linear(nn.Module):
         transposed: bool = False,
         runs: tuple[Run, ...] = (),
         after: Producer | None = None,
+        cuts: Mapping[str, Part] | None = None,
     ) -> None:
         super().__init__()
-        assert parts is None or sum(parts.values()) == outputs
+        assert parts is None or sum(parts.values()) == outputs or (cuts and len(parts) == 1)
         assert not runs or (parts is not None and len(parts) == 1 and not bias)
         self._runs = runs
         self.inputs, self.outputs, self.dtype = inputs, outputs, dtype
         self.transposed = transposed
         # Kept only where it matters: autotuning would tell layers of one shape apart by it.
         self.after = after if scheme is not None and scheme.activation_bits == 8 else None
-        self._parts = parts or {}
+        self._parts, self._cuts = parts or {}, cuts or {}
         shape = (outputs, inputs) if scheme is None else (0,)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
         self.packed = None if scheme is None else PackedParameters(scheme, outputs, inputs)
@@ -190,6 +200,8 @@ class Linear(nn.Module):
         self._reordered: Tensor | None = None
         self._gemms: GemmsByRows[GemmImpl] = GemmsByRows()
         self.is_batch_invariant = False
+        # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
+        self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
 
     @property
@@ -206,7 +218,8 @@ class Linear(nn.Module):
         found: list[Projection] = []
         first = 0
         for name, outputs in self._parts.items():
-            found.append(Projection(name, self, first, outputs, self._runs))
+            cut = self._cuts.get(name)
+            found.append(Projection(name, self, first, outputs, self._runs, cut))
             first += outputs
         return found
 
@@ -311,10 +324,18 @@ class SwigluLinear(Linear):
         parts: Mapping[str, int] | None = None,
         scheme: WeightScheme | None = None,
         after: Producer | None = None,
+        cuts: Mapping[str, Part] | None = None,
         gelu: bool = False,
     ) -> None:
         super().__init__(
-            inputs, 2 * outputs, bias=bias, dtype=dtype, parts=parts, scheme=scheme, after=after
+            inputs,
+            2 * outputs,
+            bias=bias,
+            dtype=dtype,
+            parts=parts,
+            scheme=scheme,
+            after=after,
+            cuts=cuts,
         )
         self.gelu = gelu
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES

@@ -1,9 +1,13 @@
-"""LinearFactory: creates a model's linear layers, each with the scheme of its weight."""
+"""LinearFactory: creates a model's linear layers, each with the scheme of its weight.
+
+Sizes are those of the rank, if the model is divided among several; each layer says along which axis
+it is (model_zoo/parallel/shard.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -11,6 +15,9 @@ from model_zoo.layers.embedding import Embedding, LMHead
 from model_zoo.layers.linear import Linear, Run, SwigluLinear
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_rows import Producer
+from model_zoo.layers.row_parallel import RowParallelLinear
+from model_zoo.parallel.communicator import Alone, Communicator
+from model_zoo.parallel.shard import WHOLE, Part, Shard
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 # The checkpoint's layers that are fused (name -> outputs), inputs -> the scheme of their weight,
@@ -26,8 +33,10 @@ def unquantized(parts: Mapping[str, int], inputs: int) -> None:
 class LinearFactory:
     dtype: torch.dtype  # of unquantized weights, biases and activations
     scheme_of: SchemeOf = unquantized
+    shard: Shard = WHOLE
+    communicator: Communicator = field(default_factory=Alone)
 
-    def linear(
+    def column(
         self,
         inputs: int,
         parts: Mapping[str, int],
@@ -35,8 +44,80 @@ class LinearFactory:
         bias: bool,
         transposed: bool = False,
         after: Producer | None = None,
+        blocks: Mapping[str, Sequence[int]] | None = None,
     ) -> Linear:
-        """parts, transposed, after: as in Linear."""
+        """A Linear of which each rank computes some outputs; parts, transposed, after as there.
+
+        blocks: of parts that the checkpoint has in several blocks, such as one tensor of queries,
+        keys and values, of each of which a rank has a part: what this rank has of each
+        """
+        sizes = {name: (outputs,) for name, outputs in parts.items()} | dict(blocks or {})
+        cuts = self._outputs(sizes)
+        return self.linear(inputs, parts, cuts, bias=bias, transposed=transposed, after=after)
+
+    def heads(
+        self,
+        inputs: int,
+        queries: Mapping[str, int],
+        keys_values: Mapping[str, int],
+        *,
+        bias: bool,
+        after: Producer | None = None,
+    ) -> Linear:
+        """Queries, keys and values, fused; names -> outputs of this rank's heads.
+
+        Several ranks have the same KV heads where there are fewer of them than ranks.
+        """
+        cuts = self._outputs({name: (outputs,) for name, outputs in queries.items()})
+        of_kv = {name: (outputs,) for name, outputs in keys_values.items()}
+        cuts |= self._outputs(of_kv, copies=self.shard.kv_copies)
+        return self.linear(inputs, {**queries, **keys_values}, cuts, bias=bias, after=after)
+
+    def row(
+        self,
+        inputs: int,
+        parts: Mapping[str, int],
+        *,
+        bias: bool,
+        transposed: bool = False,
+        after: Producer | None = None,
+        summed: bool = True,
+    ) -> Linear:
+        """A Linear of which each rank multiplies some inputs.
+
+        summed: its output is the sum over all ranks; if not, the caller adds others to it first
+        """
+        cut = self.shard.part("inputs", (inputs,))
+        if cut is None:
+            return self.linear(inputs, parts, bias=bias, transposed=transposed, after=after)
+        cuts = dict.fromkeys(parts, cut)
+        bias = bias and self.shard.rank == 0
+        if not summed:
+            return self.linear(inputs, parts, cuts, bias=bias, transposed=transposed, after=after)
+        return RowParallelLinear(
+            inputs,
+            sum(parts.values()),
+            bias=bias,
+            dtype=self.dtype,
+            communicator=self.communicator,
+            parts=parts,
+            scheme=self._scheme(parts, inputs),
+            cuts=cuts,
+            transposed=transposed,
+            after=after,
+        )
+
+    def linear(
+        self,
+        inputs: int,
+        parts: Mapping[str, int],
+        cuts: Mapping[str, Part] | None = None,
+        *,
+        bias: bool,
+        transposed: bool = False,
+        after: Producer | None = None,
+    ) -> Linear:
+        """parts, transposed, after, cuts: as in Linear; of what is not in cuts a rank has all."""
         return Linear(
             inputs,
             sum(parts.values()),
@@ -46,7 +127,15 @@ class LinearFactory:
             scheme=self._scheme(parts, inputs),
             transposed=transposed,
             after=after,
+            cuts=cuts,
         )
+
+    def _outputs(self, blocks: Mapping[str, Sequence[int]], *, copies: int = 1) -> dict[str, Part]:
+        """What this rank has of layers whose outputs are divided."""
+        found = {
+            name: self.shard.part("outputs", sizes, copies=copies) for name, sizes in blocks.items()
+        }
+        return {name: cut for name, cut in found.items() if cut is not None}
 
     def interleaved(self, inputs: int, name: str, sizes: Sequence[int], heads: int) -> Linear:
         """A Linear whose outputs the checkpoint stores by head, `sizes` of each kind.
@@ -71,6 +160,7 @@ class LinearFactory:
             parts=parts,
             scheme=scheme,
             runs=tuple(runs),
+            cuts=self._outputs({name: tuple(parts.values())}),
         )
 
     def swiglu(
@@ -86,24 +176,29 @@ class LinearFactory:
     ) -> SwigluLinear:
         """gate, up: the checkpoint's names of the two projections to `outputs`.
 
-        gelu, after: as in SwigluLinear
+        gelu, after: as in SwigluLinear.  Each rank computes some outputs.
         """
         parts = {gate: outputs, up: outputs}
-        scheme = self._scheme(parts, inputs)
         return SwigluLinear(
             inputs,
             outputs,
             bias=bias,
             dtype=self.dtype,
             parts=parts,
-            scheme=scheme,
+            scheme=self._scheme(parts, inputs),
+            cuts=self._outputs({gate: (outputs,), up: (outputs,)}),
             gelu=gelu,
             after=after,
         )
 
     def unquantized(self, inputs: int, outputs: int, *, bias: bool) -> Linear:
-        """A Linear whose weight the model names itself, and which is never quantized."""
-        return Linear(inputs, outputs, bias=bias, dtype=self.dtype)
+        """A Linear whose weight the model names itself, and which is never quantized.
+
+        Every rank has all of it.
+        """
+        linear = Linear(inputs, outputs, bias=bias, dtype=self.dtype)
+        linear.is_replicated = self.shard.size > 1
+        return linear
 
     def experts(
         self, count: int, outputs: int, inputs: int, parts: Mapping[str, int], *, bias: bool
@@ -116,11 +211,20 @@ class LinearFactory:
             scheme = replace(scheme, activation_bits=16, activation_zeros=False)
         return ExpertStack(count, outputs, inputs, bias=bias, dtype=self.dtype, scheme=scheme)
 
+    def embedding(self, vocab: int, size: int, *, scale: float) -> Embedding:
+        """Each rank has some rows of the vocabulary."""
+        part, rows = self.shard.vocabulary(vocab)
+        return Embedding(
+            rows, size, self.dtype, scale=scale, part=part, communicator=self.communicator
+        )
+
     def head(self, vocab: int, inputs: int, name: str, tied: Embedding | None) -> LMHead:
-        """tied: the embedding whose weight the head shares."""
-        parts = {name: vocab}
+        """tied: the embedding whose weight the head shares.  Each rank computes some logits."""
+        part, rows = self.shard.vocabulary(vocab)
+        parts = {name: vocab if part is None else part.own}
+        cuts = {} if part is None else {name: part}
         scheme = None if tied is not None else self._scheme(parts, inputs)
-        return LMHead(vocab, inputs, self.dtype, tied, parts=parts, scheme=scheme)
+        return LMHead(rows, inputs, self.dtype, tied, parts=parts, scheme=scheme, cuts=cuts)
 
     def _scheme(self, parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
         """That of layers whose columns are not padded; experts' are."""

@@ -30,11 +30,7 @@ class Layer(nn.Module):
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         attention, mlp = (f"model.layers.{index}.{part}" for part in ("self_attn", "mlp"))
-        qkv = {
-            f"{attention}.q_proj": q_size,
-            f"{attention}.k_proj": kv_size,
-            f"{attention}.v_proj": kv_size,
-        }
+        kv = {f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size}
 
         def norm() -> RMSNorm:
             return RMSNorm(hidden, config.norm_eps, linears.dtype, plus_one=True)
@@ -44,13 +40,15 @@ class Layer(nn.Module):
         self.attention = Attention(
             config,
             index,
-            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias, after="norm"),
-            out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
+            qkv=linears.heads(
+                hidden, {f"{attention}.q_proj": q_size}, kv, bias=config.qkv_bias, after="norm"
+            ),
+            out=linears.row(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
         gate, up = f"{mlp}.gate_proj", f"{mlp}.up_proj"
         self.mlp = SwigluMLP(
             linears.swiglu(hidden, inner, gate, up, bias=False, gelu=True, after="norm"),
-            linears.linear(inner, {f"{mlp}.down_proj": hidden}, bias=False, after="silu_mul"),
+            linears.row(inner, {f"{mlp}.down_proj": hidden}, bias=False, after="silu_mul"),
         )
 
     def forward(

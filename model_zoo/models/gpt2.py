@@ -20,19 +20,25 @@ class Layer(nn.Module):
         super().__init__()
         name, hidden, inner = f"transformer.h.{index}", config.hidden_size, config.intermediate_size
 
-        def linear(part: str, inputs: int, outputs: int) -> Linear:
-            parts = {f"{name}.{part}": outputs}
-            return linears.linear(inputs, parts, bias=True, transposed=True)
+        def column(part: str, *blocks: int) -> Linear:
+            whole = f"{name}.{part}"
+            return linears.column(
+                hidden, {whole: sum(blocks)}, bias=True, transposed=True, blocks={whole: blocks}
+            )
 
+        def row(part: str, inputs: int) -> Linear:
+            return linears.row(inputs, {f"{name}.{part}": hidden}, bias=True, transposed=True)
+
+        heads = config.num_heads * config.head_dim
         self.attention_norm = LayerNorm(hidden, config.norm_eps, linears.dtype)
         self.attention = Attention(
             config,
             index,
-            qkv=linear("attn.c_attn", hidden, 3 * hidden),
-            out=linear("attn.c_proj", hidden, hidden),
+            qkv=column("attn.c_attn", heads, heads, heads),
+            out=row("attn.c_proj", heads),
         )
         self.mlp_norm = LayerNorm(hidden, config.norm_eps, linears.dtype)
-        self.mlp = MLP(linear("mlp.c_fc", hidden, inner), linear("mlp.c_proj", inner, hidden))
+        self.mlp = MLP(column("mlp.c_fc", inner), row("mlp.c_proj", inner))
 
     def forward(
         self, x: Tensor, residual: Tensor, inp: ModelInput, logit_rows: Tensor | None = None
@@ -47,6 +53,7 @@ class Layer(nn.Module):
 
 
 class GPT2(Model):
+    EMBEDDING = "transformer.wte.weight"
     norm: LayerNorm
 
     def __init__(self, config: ModelConfig, linears: LinearFactory) -> None:

@@ -28,17 +28,15 @@ class Layer(nn.Module):
         q_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         attention = f"model.layers.{index}.self_attn"
-        qkv = {
-            f"{attention}.q_proj": q_size,
-            f"{attention}.k_proj": kv_size,
-            f"{attention}.v_proj": kv_size,
-        }
+        kv = {f"{attention}.k_proj": kv_size, f"{attention}.v_proj": kv_size}
         self.attention_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
         self.attention = Attention(
             config,
             index,
-            qkv=linears.linear(hidden, qkv, bias=config.qkv_bias, after="norm"),
-            out=linears.linear(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
+            qkv=linears.heads(
+                hidden, {f"{attention}.q_proj": q_size}, kv, bias=config.qkv_bias, after="norm"
+            ),
+            out=linears.row(q_size, {f"{attention}.o_proj": hidden}, bias=config.out_bias),
         )
         self.mlp_norm = RMSNorm(hidden, config.norm_eps, linears.dtype)
         self.mlp: SwigluMLP | MoE

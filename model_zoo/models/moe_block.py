@@ -54,9 +54,10 @@ def build_moe(config: ModelConfig, index: int, linears: LinearFactory) -> MoE:
     )
     shared: SwigluMLP | None = None
     if moe.shared_size is not None:
-        shared = swiglu_mlp(f"{block}.{names.shared}", hidden, moe.shared_size, linears)
+        name = f"{block}.{names.shared}"
+        shared = swiglu_mlp(name, hidden, moe.shared_size, linears, summed=False)
     router = Router(moe.router, hidden, linears, shared_gate=moe.shared_gate)
-    return MoE(router, Experts(moe, hidden, experts, linears), shared)
+    return MoE(router, Experts(moe, hidden, experts, linears), shared, linears.communicator)
 
 
 def swiglu_mlp(
@@ -67,12 +68,13 @@ def swiglu_mlp(
     *,
     bias: bool = False,
     after: Producer | None = None,
+    summed: bool = True,
 ) -> SwigluMLP:
-    """after: the kernel that computes x, as in Linear."""
-    gate, up = f"{name}.gate_proj", f"{name}.up_proj"
+    """after: the kernel that computes x, as in Linear; summed: as in LinearFactory.row"""
+    gate, up, down = (f"{name}.{part}_proj" for part in ("gate", "up", "down"))
     return SwigluMLP(
         linears.swiglu(hidden, inner, gate, up, bias=bias, after=after),
-        linears.linear(inner, {f"{name}.down_proj": hidden}, bias=bias, after="silu_mul"),
+        linears.row(inner, {down: hidden}, bias=bias, after="silu_mul", summed=summed),
     )
 
 

@@ -88,16 +88,13 @@ def _attention(config: ModelConfig, index: int, linears: LinearFactory) -> Atten
     name, hidden = f"model.layers.{index}.self_attn", config.hidden_size
     q_size = config.num_heads * config.head_dim
     kv_size = config.num_kv_heads * config.head_dim
-    qkv = {
-        f"{name}.q_proj": 2 * q_size,  # of each head the query, then the gate
-        f"{name}.k_proj": kv_size,
-        f"{name}.v_proj": kv_size,
-    }
+    queries = {f"{name}.q_proj": 2 * q_size}  # of each head the query, then the gate
+    kv = {f"{name}.k_proj": kv_size, f"{name}.v_proj": kv_size}
     return Attention(
         config,
         config.attention_layers.index(index),
-        qkv=linears.linear(hidden, qkv, bias=config.qkv_bias),
-        out=linears.linear(q_size, {f"{name}.o_proj": hidden}, bias=config.out_bias),
+        qkv=linears.heads(hidden, queries, kv, bias=config.qkv_bias),
+        out=linears.row(q_size, {f"{name}.o_proj": hidden}, bias=config.out_bias),
     )
 
 

@@ -21,6 +21,7 @@ from runtime.cuda_graph.launch import (
     StepLaunch,
 )
 from runtime.cuda_graph.step import GraphStep, StepTensors
+from runtime.executor.announced import Announce, Sampling
 from runtime.executor.images import RowImages
 from runtime.executor.pending import DevicePendingOutput
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
@@ -83,6 +84,8 @@ class GraphExecutor:
         )
         self.graph_counts = self.planner.counts
         self.image_counts = ImageCounts() if images is None else images.counts
+        self.announce: Announce | None = None
+        self._batch: Batch | None = None  # of the last step
         self._outputs: StepTensors | None = None
         self._row_outputs: OutputCopy | None = None
         self._deferred: DeferredRows | None = None
@@ -136,10 +139,21 @@ class GraphExecutor:
             self.planner.plan(batch, all_hidden_states=all_hidden_states, has_images=has_images)
         )
 
+    def follow(self, announced: object) -> None:
+        """Do what the executor of rank 0 has announced."""
+        if isinstance(announced, Sampling):
+            assert self._batch is not None
+            self.sample(replace(self._batch, sample=announced.sample), announced.masks)
+        else:
+            assert isinstance(announced, StepLaunch | CaptureLaunch)
+            self.run(announced)
+
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
         """Sample the rows that the step of forward() has deferred, some restricted by `masks`."""
         assert self._outputs is not None and self._row_outputs is not None
+        if self.announce is not None:
+            self.announce(Sampling(batch.sample, masks))
         outputs = []
         if self._deferred is not None:
             logits = self._outputs.logits
@@ -151,10 +165,13 @@ class GraphExecutor:
     @torch.inference_mode()
     def run(self, launch: Launch) -> None:
         """Queue a launch, which nothing but earlier launches influences."""
+        if self.announce is not None:
+            self.announce(launch)
         if isinstance(launch, CaptureLaunch):
             self._capture(launch.bucket)
             return
         batch, layout = launch.batch, self._buffers.layout(launch.bucket)
+        self._batch = batch
         for row in batch.new_rows:
             self._prompts.reset(row)
             self._sampler.reset_host(row)

@@ -139,7 +139,7 @@ def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
     return [*(size for size in sizes if size < most), most]
 
 
-class StepLaunch(Struct, frozen=True, eq=False):
+class StepLaunch(Struct, frozen=True, eq=False, tag="step"):
     """One step."""
 
     batch: Batch
@@ -149,7 +149,7 @@ class StepLaunch(Struct, frozen=True, eq=False):
     has_images: bool = False  # tokens of the batch are of images: it replays no graph
 
 
-class CaptureLaunch(Struct, frozen=True):
+class CaptureLaunch(Struct, frozen=True, tag="capture"):
     """The capture of a graph: before the first request, or while there is none."""
 
     bucket: Bucket

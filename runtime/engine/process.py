@@ -13,13 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
 from runtime.config import ConfigError, EngineConfig
+from runtime.engine.followers import GC_THRESHOLD, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
@@ -41,12 +42,12 @@ from runtime.startup.timeline import Timeline
 if TYPE_CHECKING:  # they import NumPy, which takes a while
     from runtime.engine.load_report import LoadReport
     from runtime.engine.loop import Engine, EngineOutputs
+    from runtime.executor.protocols import DeviceExecutor
 
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 ID_IN_USE = "a request with this id is running already"
-GC_THRESHOLD = 50_000  # allocations between two collections: a step makes hundreds, without cycles
 OUT_OF_MEMORY = (
     "memory ran out in a step, perhaps because another program took what was free when the engine "
     "started: it starts again with what is free now; lower --gpu-memory if that comes back"
@@ -156,8 +157,14 @@ def serve(args: EngineProcessArgs) -> NoReturn:
     with (
         closing(Receiver(args.own_address, decoder)) as receiver,
         closing(OutputPublisher(args.client_addresses)) as publisher,
+        ExitStack() as stack,
     ):
         publisher.broadcast(Progress("starting"))
+        followers: Followers | None = None
+        if args.config.tensor_parallel > 1:
+            _check_division(args.config)  # before there are processes that would all find it
+            followers = Followers(args.config, _store(args))
+            stack.callback(followers.stop)
         # PyTorch takes seconds to import: the clients hear from us first, and compilers start
         # meanwhile.  The garbage collector would traverse all imported objects and free none.
         compilers = preimport.begin(args.config)
@@ -166,18 +173,31 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         from runtime.engine.loop import Engine
         from runtime.engine.observer import Observer
         from runtime.grammar.manager import GrammarManager
+        from runtime.ranks.group import ALONE, Ranks, is_between_ranks
         from runtime.startup.device import physical_cores
         from runtime.startup.loading import load
 
         gc.freeze()
         gc.enable()
         timeline.mark("imports")
+        ranks = ALONE
+        if followers is not None:
+            config = args.config
+            ranks = Ranks.join(
+                0,
+                config.tensor_parallel,
+                _store(args),
+                device=config.device,
+                deterministic=config.deterministic,
+            )
+            timeline.mark("ranks")
         loaded = load(
             args.config,
             ProgressReport(publisher),
             epoch=args.epoch,
             timeline=timeline,
             compilers=compilers,
+            ranks=ranks,
         )
         if compilers is not None:
             compilers.close()  # in case no kernel was compiled
@@ -208,8 +228,14 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         ready = msgspec.structs.replace(
             loaded.ready, load_seconds=timeline.seconds, phases=timeline.phases()
         )
+        watch: StallWatch | None = None
+        if followers is not None:
+            _lead(loaded.executor, followers)
+            watch = StallWatch(followers.fail) if loaded.resolved.device == "cuda" else None
         publisher.broadcast(ready)
         while True:
+            if watch is not None:
+                watch.alive()
             idle = engine.idle and not engine.prepare()
             if loads is not None:
                 loads.publish(idle=idle)
@@ -218,7 +244,34 @@ def serve(args: EngineProcessArgs) -> NoReturn:
                     observer.observe(message)
                 else:
                     _handle(message, engine, publisher, ready, loads)
-            publisher.publish(engine.step_columns(), engine.stats())
+            try:
+                publisher.publish(engine.step_columns(), engine.stats())
+            except RuntimeError as error:
+                if followers is not None and is_between_ranks(error):
+                    followers.fail_between_ranks(error)
+                raise
+
+
+def _check_division(config: EngineConfig) -> None:
+    """Raises ModelError if the model cannot be divided among so many ranks."""
+    from model_zoo.config import read_config
+    from model_zoo.parallel.sharded_config import sharded_config
+
+    whole = read_config(Path(config.model), images=config.max_image_pixels > 0)
+    sharded_config(whole, 0, config.tensor_parallel)
+
+
+def _store(args: EngineProcessArgs) -> str:
+    """The file by which ranks find each other, in the directory of the sockets."""
+    folder = Path(args.own_address.removeprefix("ipc://")).parent
+    return str(folder / f"ranks-{Path(args.own_address).name}-{args.epoch}")
+
+
+def _lead(executor: DeviceExecutor, followers: Followers) -> None:
+    """From now on the other ranks do what this one's executor does."""
+    from runtime.ranks.messages import encode
+
+    executor.announce = lambda step: followers.send(encode(step))
 
 
 def _handle(

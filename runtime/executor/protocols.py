@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attention.kv_pool import KVPool
 from model_zoo.inputs import ModelInput
+from runtime.executor.announced import Announce
 from runtime.executor.pending import DevicePendingOutput
 from runtime.messages import GraphCounts, ImageCounts
 from runtime.scheduler.batch import Batch, Masks
@@ -34,12 +35,17 @@ class DeviceExecutor(Protocol):
     overlap: bool
     graph_counts: GraphCounts
     image_counts: ImageCounts
+    announce: Announce | None  # called with each step, sampling and capture before it is run
 
     def forward(self, batch: Batch) -> None: ...
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput: ...
 
     def prepare(self) -> bool: ...
+
+    def follow(self, announced: object) -> None:
+        """Do what the executor of rank 0 has announced."""
+        ...
 
     def use(self, kv: KVPool) -> None:
         """Switch to another KV pool, after memory profiling on a small one."""

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
+from runtime.executor.announced import Announce, Forward, Sampling
 from runtime.executor.images import RowImages
 from runtime.executor.inputs import build_input
 from runtime.executor.pending import DevicePendingOutput, PrefillCheck
@@ -47,6 +49,8 @@ class TorchExecutor:
         self.overlap = device.type == "cuda"
         self.graph_counts = GraphCounts()  # it has none
         self.image_counts = ImageCounts() if images is None else images.counts
+        self.announce: Announce | None = None
+        self._batch: Batch | None = None  # of forward()
         self._model, self._kv, self._backend, self._images = model, kv, backend, images
         self._slots = SlotTables(
             resolved.max_num_seqs, resolved.max_pages_per_seq, device, resolved.num_groups
@@ -76,9 +80,22 @@ class TorchExecutor:
         """Nothing is deferred."""
         return False
 
+    def follow(self, announced: object) -> None:
+        """Do what the executor of rank 0 has announced."""
+        match announced:
+            case Forward():
+                self.forward(announced.batch)
+            case Sampling() if self._batch is not None:
+                self.sample(structs.replace(self._batch, sample=announced.sample), announced.masks)
+            case _:
+                raise AssertionError(announced)
+
     @torch.inference_mode()
     def forward(self, batch: Batch) -> None:
         """Store the batch's keys and values; compute the logits of rows that sample."""
+        self._batch = batch
+        if self.announce is not None:
+            self.announce(Forward(batch))
         self._slots.append_pages(batch, self._slots.count_pages(batch))
         if self._states is not None:
             self._states.copy(batch, self._kv)
@@ -112,6 +129,8 @@ class TorchExecutor:
     def sample(self, batch: Batch, masks: Masks | None = None) -> DevicePendingOutput:
         """Sample the rows of forward(), some of them restricted by `masks`."""
         assert self._check is not None, "sample() follows forward()"
+        if self.announce is not None:
+            self.announce(Sampling(batch.sample, masks))
         outputs: list[SamplerOutput] = []
         if self._logits is not None:
             outputs = self._sampler.sample(self._logits, batch, self._rows, masks)

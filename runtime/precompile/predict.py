@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from model_zoo.config import read_config
+from model_zoo.parallel.sharded_config import sharded_config
 from runtime.config import EngineConfig
 
 HALVES = ("bfloat16", "float16")
@@ -32,7 +33,8 @@ class PredictedKernels(NamedTuple):
 
 def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list[PredictedKernels]:
     """Predictions for this configuration and compute capability.  Raises ModelError."""
-    model = read_config(Path(config.model), images=config.max_image_pixels > 0)
+    whole = read_config(Path(config.model), images=config.max_image_pixels > 0)
+    model = sharded_config(whole, 0, config.tensor_parallel)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []

@@ -90,13 +90,13 @@ def _cpu_has_bfloat16() -> bool:
     return re.search(r"^flags\s*:.*\b(avx512_bf16|amx_bf16)\b", flags, re.MULTILINE) is not None
 
 
-def choose_threads(requested: int, engines: int = 1) -> int:
-    """Compute threads: all physical cores that this process may use but one, shared by engines.
+def choose_threads(requested: int, processes: int = 1) -> int:
+    """Compute threads: all physical cores that this process may use but one, shared by processes.
 
     One is left to the API process: two compute threads of which one shares its core wait for each
     other at every operation, which is far slower than one thread alone.
     """
-    return requested or max(1, (physical_cores() - 1) // engines)
+    return requested or max(1, (physical_cores() - 1) // processes)
 
 
 def physical_cores() -> int:

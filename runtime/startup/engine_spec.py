@@ -14,12 +14,13 @@ from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
 from attention.kv_pool import KVPool
 from attention.state_pool import StatePool
-from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.delta_net.pool import allocate_states
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.loader import ModelLoader
+from model_zoo.parallel.sharded_checkpoint import open_checkpoint
+from model_zoo.parallel.sharded_config import sharded_config
 from model_zoo.vision.embed import ReadsImages
 from runtime.config import (
     ConfigError,
@@ -34,6 +35,7 @@ from runtime.executor.images import RowImages
 from runtime.executor.protocols import DeviceExecutor, ModelProtocol
 from runtime.executor.torch_executor import TorchExecutor
 from runtime.memory_plan import MemoryPlan, size
+from runtime.ranks.group import ALONE, Ranks
 from runtime.startup.deterministic import requested_attention
 from runtime.startup.device import (
     DTYPES,
@@ -85,6 +87,7 @@ class EngineSpec:
     shape: Shape
     choice: BackendChoice
     threads: int
+    ranks: Ranks = ALONE  # `config` is what this one has of the model
 
     @property
     def on_gpu(self) -> bool:
@@ -136,6 +139,7 @@ class EngineSpec:
                 device=self.device,
                 load_format=self.requested.load_format,
                 quantization=self.requested.quantization,
+                communicator=self.ranks.communicator,
             )
         except RuntimeError as error:
             if not is_out_of_memory(error):
@@ -145,7 +149,8 @@ class EngineSpec:
     def _weight_bytes(self) -> int:
         dtype = DTYPES[self.dtype]
         copies = 0 if self.on_gpu else copy_bytes(self.config, dtype)
-        layers = layers_of(self.requested, packs=packs_of(self.device, dtype))
+        packs = packs_of(self.device, dtype)
+        layers = layers_of(self.requested, packs=packs, config=self.config)
         return weight_bytes(self.config, dtype, layers.scheme_of) + copies
 
     def _too_heavy(self, free: int) -> ConfigError:
@@ -218,15 +223,16 @@ class EngineSpec:
         )
 
 
-def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
+def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> EngineSpec:
     """Device, types and attention.  Raises ConfigError, ModelError or UnsupportedAttention."""
     device = choose_device(requested.device)
-    threads = choose_threads(requested.threads, requested.data_parallel)
+    threads = choose_threads(requested.threads, requested.data_parallel * ranks.size)
     torch.set_num_threads(threads)
     if device.type == "cpu":
         keep_freed_memory()
     torch.manual_seed(requested.seed)
-    config = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
+    whole = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
+    config = sharded_config(whole, ranks.rank, ranks.size)
     dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     if requested.calculate_kv_scales and choose_kv_dtype(requested.kv_dtype, dtype) != "fp8_e4m3":
         raise ConfigError(
@@ -234,18 +240,19 @@ def resolve_engine_spec(requested: EngineConfig) -> EngineSpec:
             "fp8_e4m3, or leave it out"
         )
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
-    return EngineSpec(requested, config, device, dtype, shape, choice, threads)
+    return EngineSpec(requested, config, device, dtype, shape, choice, threads, ranks)
 
 
-def layers_of(requested: EngineConfig, *, packs: Packs) -> CheckpointLayers:
+def layers_of(requested: EngineConfig, *, packs: Packs, config: ModelConfig) -> CheckpointLayers:
     """How the linear layers are stored and will run, as CheckpointLayers.open.
 
-    By the files' headers if they are there, else by config.json alone.
+    By the files' headers if they are there, else by config.json alone.  config: of one rank, if the
+    model is divided
     """
     directory = Path(requested.model)
     checkpoint = None
     if requested.load_format != "dummy" and any(directory.glob("*.safetensors")):
-        checkpoint = Checkpoint.open(directory)
+        checkpoint = open_checkpoint(directory, config)
     return CheckpointLayers.open(
         directory, checkpoint, quantization=requested.quantization, packs=packs
     )

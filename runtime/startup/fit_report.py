@@ -11,6 +11,7 @@ import os
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -19,12 +20,13 @@ from msgspec.structs import replace
 
 from attention.backend import UnsupportedAttention
 from attention.dispatch import Machine
-from model_zoo.checkpoint import Checkpoint
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.loader import match_checkpoint
+from model_zoo.parallel.sharded_checkpoint import open_checkpoint
+from model_zoo.parallel.sharded_config import sharded_config
 from model_zoo.unsupported.message import explained
 from runtime.config import (
     ConfigError,
@@ -34,6 +36,7 @@ from runtime.config import (
     KVDTypeName,
     ModelFacts,
     ResolvedConfig,
+    check_ranks,
     resolve,
     step_limits,
 )
@@ -48,6 +51,7 @@ from runtime.startup.device import (
     free_bytes,
 )
 from runtime.startup.engine_spec import choose_attention, layers_of
+from runtime.startup.fit_ranks import more_ranks, ranks_head, two_ranks
 from runtime.startup.memory_bar import FREE, bar_width, memory_bar
 from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
@@ -95,10 +99,10 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
         dtype = own if requested.dtype == "auto" else requested.dtype
         free = max(0, query.card - CONTEXT_BYTES)
         name = f"a GPU of {size(query.card)}"
-        return TargetDevice("cuda", name, free, dtype, _layers(query, dtype).scheme_of)
+        return TargetDevice("cuda", name, free, dtype, _layers(query, dtype, config).scheme_of)
     device = choose_device(requested.device)
     dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
-    layers = _layers(query, dtype)
+    layers = _layers(query, dtype, config)
     kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"
     return TargetDevice(kind, name, free_bytes(device), dtype, layers.scheme_of)
@@ -166,7 +170,9 @@ def _facts(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -
 def report(query: FitQuery) -> str:
     """The fit report as text.  Raises ConfigError, ModelError or UnsupportedAttention."""
     requested = query.config
-    config = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
+    check_ranks(requested)
+    whole = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
+    config = sharded_config(whole, 0, requested.tensor_parallel)
     target = target_device(query, config)
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
     facts = _facts(requested, config, target)
@@ -178,7 +184,12 @@ def report(query: FitQuery) -> str:
         resolved = resolve_config(requested, config, target)
     except ConfigError as error:
         print("\n".join([*_head(config, target, requested), *parts]))
-        raise error
+        others = ""
+        if target.kind == "cuda":
+            ranks = requested.tensor_parallel
+            least = max(ranks + 1, math.ceil(ranks * plan.weights / (plan.free * plan.share or 1)))
+            others = more_ranks(least, partial(_with_ranks, query, whole))
+        raise ConfigError(f"{error}{others}") from None
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; all that remains"))
     states = resolved.num_states * facts.state_bytes
@@ -190,25 +201,41 @@ def report(query: FitQuery) -> str:
     lines = [*_head(config, target, requested), *_bar(plan, kv, states, config, target), *parts]
     lines += _fits(resolved)
     lines += _changes(requested, config, target, resolved)
+    if target.kind == "cuda" and requested.tensor_parallel == 1 and not requested.kv_tokens:
+        lines += two_ranks(resolved, partial(_with_ranks, query, whole))
     if target.kind == "cuda":
         lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
     return "\n".join(lines)
 
 
 def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) -> list[str]:
-    count, active = parameter_counts(config)
+    whole = config.whole or config
+    count, active = parameter_counts(whole)
     number = f"{_millions(count)} parameters"
     if config.moe is not None:
         number += f", {_millions(active)} active"
-    heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} of KV"
+    heads = f"{whole.num_heads} heads of {whole.head_dim}, {whole.num_kv_heads} of KV"
     share = "" if target.kind == "cuda" else "half of "
     return [
         f"{config.model_type}: {number}, {_layer_kinds(config)}, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
+        *ranks_head(requested.tensor_parallel),
         f"{target.name}: {size(target.free)} free; --gpu-memory "
         f"{requested.gpu_memory:g} of {share}it "
         "may be used",
     ]
+
+
+def _with_ranks(query: FitQuery, whole: ModelConfig, ranks: int) -> ResolvedConfig | None:
+    """The configuration with so many ranks; None if the model cannot be divided so, or does not
+    fit."""
+    requested = replace(query.config, tensor_parallel=ranks)
+    try:
+        config = sharded_config(whole, 0, ranks)
+        target = target_device(replace(query, config=requested), config)
+        return resolve_config(requested, config, target)
+    except (ConfigError, ModelError):
+        return None
 
 
 def _millions(count: int) -> str:
@@ -224,8 +251,9 @@ def _checkpoint(query: FitQuery, config: ModelConfig, target: TargetDevice) -> l
     if query.config.load_format == "dummy" or not any(directory.glob("*.safetensors")):
         return []
     try:
-        checkpoint = Checkpoint.open(directory)
-        layers = layers_of(query.config, packs=_packs(query, target.dtype))
+        checkpoint = open_checkpoint(directory, config)
+        packs = _packs(query, target.dtype)
+        layers = layers_of(query.config, packs=packs, config=config)
         matched = match_checkpoint(config, DTYPES[target.dtype], checkpoint, layers, directory)
     except ModelError as error:
         if query.downloaded:  # a start downloads what is missing
@@ -262,15 +290,16 @@ def _packs(query: FitQuery, dtype: DTypeName) -> Packs:
     return packs_of(choose_device(query.config.device), DTYPES[dtype])
 
 
-def _layers(query: FitQuery, dtype: DTypeName) -> CheckpointLayers:
+def _layers(query: FitQuery, dtype: DTypeName, config: ModelConfig) -> CheckpointLayers:
     """As layers_of; of a download that is not complete, by config.json alone."""
     packs = _packs(query, dtype)
     try:
-        return layers_of(query.config, packs=packs)
+        return layers_of(query.config, packs=packs, config=config)
     except ModelError:
         if not query.downloaded:
             raise
-        return layers_of(replace(query.config, load_format="dummy"), packs=packs)
+        without = replace(query.config, load_format="dummy")
+        return layers_of(without, packs=packs, config=config)
 
 
 def _layer_kinds(config: ModelConfig) -> str:

@@ -28,6 +28,7 @@ from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import Ready, WavePicture
 from runtime.precompile.pool import Compilers
+from runtime.ranks.group import ALONE, Ranks
 from runtime.startup.calculated_scales import calculate_kv_scales
 from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes
@@ -56,15 +57,17 @@ def load(
     epoch: int = 0,
     timeline: Timeline | None = None,
     compilers: Compilers | None = None,
+    ranks: Ranks = ALONE,
 ) -> Loaded:
     """Load the model, size the KV pool and warm up.
 
     timeline: continued from the caller's last mark; compilers: used if possible, and closed.
+    ranks: those that share the model, each of which calls this
     Raises ConfigError, ModelError or UnsupportedAttention if the configuration cannot run here.
     """
     timeline = timeline or Timeline()
     progress("device", 0, 1)
-    engine_spec = resolve_engine_spec(requested)
+    engine_spec = resolve_engine_spec(requested, ranks)
     if engine_spec.on_gpu:
         parts = _on_gpu(engine_spec, progress, timeline, compilers)
     else:
@@ -115,16 +118,18 @@ def _on_gpu(
     free = free_bytes(engine_spec.device)
     timeline.mark("device")
     progress("model", 0, 1)
+    ranks = engine_spec.ranks
     loading = engine_spec.begin_loading(free)
     use_deterministic_gemms(engine_spec.requested, loading.model)
-    plan = MemoryPlan(
-        free=free, share=engine_spec.requested.gpu_memory, weights=_weight_bytes(loading.model)
-    )
+    weights = _weight_bytes(loading.model)
+    share = engine_spec.requested.gpu_memory
+    plan = ranks.agree(MemoryPlan(free=free, share=share, weights=weights))
     with explain_out_of_memory(engine_spec, plan):
         profiler = MemoryProfiler(plan, engine_spec, loading.model)
         timeline.mark("model")
         progress("kernels", 0, 1)
-        profiler.compile(compilers)
+        with ranks.apart():
+            profiler.compile(compilers)
         timeline.mark("kernels")
         loading.finish(progress)
         timeline.mark("weights")
@@ -135,7 +140,7 @@ def _on_gpu(
             log.warning("%s", sentence)
         timeline.mark("gemms")
         progress("memory", 0, 1)
-    plan = profiler.measure()
+    plan = ranks.agree(profiler.measure())
     resolved = engine_spec.resolve_config(plan)
     with explain_out_of_memory(engine_spec, plan):
         kv = engine_spec.kv_pool(resolved.num_pages, resolved)
@@ -155,7 +160,8 @@ def _on_cpu(
     loading = engine_spec.begin_loading(free_bytes(engine_spec.device))
     loading.finish(progress)
     timeline.mark("weights")
-    plan = cpu_memory_plan(engine_spec.requested, free_bytes(engine_spec.device))
+    [free] = engine_spec.ranks.least(free_bytes(engine_spec.device))
+    plan = cpu_memory_plan(engine_spec.requested, free // engine_spec.ranks.size)
     resolved = engine_spec.resolve_config(plan)
     kv = engine_spec.kv_pool(resolved.num_pages, resolved)
     backend = engine_spec.backend(resolved)
@@ -173,7 +179,7 @@ def _ready(
     return Ready(
         epoch=epoch,
         model_type=config.model_type,
-        device=_device_name(engine_spec.device),
+        device=_device_name(engine_spec.device, engine_spec.ranks.size),
         dtype=resolved.dtype,
         attention=_attention(resolved, parts.backend, calculated),
         vocab_size=config.vocab_size,
@@ -204,8 +210,9 @@ def _attention(resolved: ResolvedConfig, backend: Backend, calculated: bool) -> 
     return f"{backend.name} ({backend.details}{pages})"
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+def _device_name(device: torch.device, ranks: int) -> str:
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return name if ranks == 1 else f"{ranks} x {name}"
 
 
 def _weight_bytes(model: nn.Module) -> int:

@@ -38,6 +38,7 @@ class MemoryProfiler:
     def __init__(self, plan: MemoryPlan, engine_spec: EngineSpec, model: Model) -> None:
         """plan: with the weights alone.  Raises ConfigError if nothing fits besides them."""
         self._plan, self._device, self._model = plan, engine_spec.device, model
+        self._ranks = engine_spec.ranks
         self._vocab_size = engine_spec.config.vocab_size
         # Resolved with more KV than there will be, so that no sequence can be longer.
         self._resolved = engine_spec.resolve_config(plan)
@@ -104,7 +105,9 @@ class MemoryProfiler:
     def _too_large(self) -> ConfigError:
         """An error that suggests sizes with a margin: half of the tokens that were found to fit."""
         resolved, tokens = self._resolved, self._resolved.max_batched_tokens // 2
-        while tokens > 2 * resolved.max_num_seqs and not self._fits(tokens):
+        # Other ranks, which may have room, would not run these steps.
+        alone = self._ranks.size == 1
+        while alone and tokens > 2 * resolved.max_num_seqs and not self._fits(tokens):
             tokens //= 2
         return ConfigError(
             f"memory: a step of --max-batched-tokens {resolved.max_batched_tokens} and "

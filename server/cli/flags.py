@@ -94,6 +94,8 @@ ENGINE_FLAGS = {
     "gpu_memory": "fraction of the GPU's free memory to use; on a CPU, of half the free memory",
     "prefix_cache": "reuse prompt prefixes that were computed before",
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
+    "tensor_parallel": "GPUs of this host, or processes on its CPU, that share the model: each has "
+    "a part of every layer; docs/parallel.md says what they bring",
     "seed": "seed that is used for requests without one",
 }
 METAVARS = {
@@ -114,7 +116,10 @@ METAVARS = {
 }
 ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 # Further names of options, which users of other servers know.
-ALIASES = {"data_parallel": ("--data-parallel-size", "-dp")}
+ALIASES = {
+    "data_parallel": ("--data-parallel-size", "-dp"),
+    "tensor_parallel": ("--tensor-parallel-size", "-tp"),
+}
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
 # Old values, which commands and environment files of users may have.
 RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}

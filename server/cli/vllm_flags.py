@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-ONE_GPU = "leave it out, or use --data-parallel, which puts a replica on each GPU"
+ONE_GPU = "leave it out, or use --tensor-parallel, which divides a model among GPUs"
 NEEDLESS = "leave it out"
 
 # Options of vLLM and SGLang -> what to do instead.
@@ -51,12 +51,11 @@ REMEDIES = {
     "ssl-certfile": "let a proxy in front speak TLS",
     "ssl-keyfile": "let a proxy in front speak TLS",
     "swap-space": f"{NEEDLESS}, KV stays on the device",
-    "tensor-parallel-size": ONE_GPU,
     "tokenizer": "put tokenizer.json into the model's directory",
     "tokenizer-path": "put tokenizer.json into the model's directory",
     "tool-call-parser": "use --tool-format, if the chat template does not tell",
-    "tp": ONE_GPU,
-    "tp-size": ONE_GPU,
+    "tp": "use --tensor-parallel",
+    "tp-size": "use --tensor-parallel",
     "trust-remote-code": f"{NEEDLESS}, code of a checkpoint is never run",
     "uvicorn-log-level": "use --log-level",
 }

@@ -25,7 +25,7 @@ class EngineProcess:
         name = f"engine {index}" if several else "the engine"
         variables: dict[str, str] = {}
         if several and config.device != "cpu":
-            variables = visible_device(index)
+            variables = visible_devices(index, config.tensor_parallel)
         self.name = name if several else "the engine process"
         self.child = Child(name, module, variables=variables)
         self.addresses = [
@@ -69,10 +69,14 @@ class EngineProcess:
         self._notifier.close()
 
 
-def visible_device(index: int, environment: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variable that lets an engine see one GPU: the entry `index` of those that we see."""
-    seen = _listed(environment)
-    return {VISIBLE_DEVICES: str(index) if seen is None else seen[index]}
+def visible_devices(
+    index: int, ranks: int, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The variable that lets an engine see its GPUs, one for each rank: the first engine has the
+    first `ranks` entries of those that we see."""
+    seen, first = _listed(environment), index * ranks
+    own = map(str, range(first, first + ranks)) if seen is None else seen[first : first + ranks]
+    return {VISIBLE_DEVICES: ",".join(own)}
 
 
 def num_gpus(environment: Mapping[str, str] | None = None, devices: Path = DEVICES) -> int | None:

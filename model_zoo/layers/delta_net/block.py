@@ -11,6 +11,7 @@ from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net, plan_row
 from model_zoo.layers.delta_net.inputs import DeltaNetRows, DeltaNetState, DeltaNetWeights
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.parallel.shard import Part
 
 
 class DeltaNet(nn.Module):
@@ -30,9 +31,10 @@ class DeltaNet(nn.Module):
     ) -> None:
         super().__init__()
         self.config, self.index, self.name, self.eps = config, index, name, eps
+        self._shard = linears.shard
         self.token_by_token = False  # as in DeltaNetRows, for --deterministic
         self.qkvz, self.ba = _projections(config, name, hidden, linears)
-        self.out = linears.linear(config.values_size, {f"{name}.out_proj": hidden}, bias=False)
+        self.out = linears.row(config.values_size, {f"{name}.out_proj": hidden}, bias=False)
 
         def parameter(*shape: int, dtype: torch.dtype) -> nn.Parameter:
             return nn.Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
@@ -88,6 +90,21 @@ class DeltaNet(nn.Module):
             f"{self.name}.norm.weight": self.norm,
         }
 
+    def other_parts(self) -> dict[str, Part | None]:
+        """As Model.other_parts."""
+        config, part = self.config, self._shard.part
+        heads = part("outputs", (config.value_heads,))
+        return {
+            f"{self.name}.conv1d.weight": part("outputs", _blocks(config)),
+            f"{self.name}.A_log": heads,
+            f"{self.name}.dt_bias": heads,
+        }
+
+
+def _blocks(config: DeltaNetConfig) -> tuple[int, int, int]:
+    """Queries, keys and values, which the checkpoint has in one tensor."""
+    return config.keys_size, config.keys_size, config.values_size
+
 
 def _projections(
     config: DeltaNetConfig, name: str, hidden: int, linears: LinearFactory
@@ -98,8 +115,10 @@ def _projections(
         qkvz = {f"{name}.in_proj_qkv": config.conv_dim, f"{name}.in_proj_z": config.values_size}
         ba = {f"{name}.in_proj_b": heads, f"{name}.in_proj_a": heads}
         return (
-            linears.linear(hidden, qkvz, bias=False),
-            linears.linear(hidden, ba, bias=False),
+            linears.column(
+                hidden, qkvz, bias=False, blocks={f"{name}.in_proj_qkv": _blocks(config)}
+            ),
+            linears.column(hidden, ba, bias=False),
         )
     each = heads // config.key_heads
     sizes = config.key_dim, config.key_dim, each * config.value_dim, each * config.value_dim

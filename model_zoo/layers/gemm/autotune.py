@@ -160,7 +160,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
     """
     layers: dict[GemmKey, list[Linear]] = defaultdict(list)
     for layer in model.modules():
-        if not isinstance(layer, Linear) or layer.is_batch_invariant:
+        if not isinstance(layer, Linear) or layer.is_batch_invariant or layer.is_replicated:
             continue
         if supports_kernels(layer.device, layer.dtype):
             gemm_key = GemmKey(layer.outputs, layer.inputs, layer.dtype, layer.bias is not None, 1)

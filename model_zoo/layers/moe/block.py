@@ -7,13 +7,24 @@ from torch import Tensor, nn
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.router import Router
+from model_zoo.parallel.communicator import Alone, Communicator
 
 
 class MoE(nn.Module):
-    """The router's experts of each token, and the shared expert, if there is one."""
+    """The router's experts of each token, and the shared expert, if there is one.
 
-    def __init__(self, router: Router, experts: Experts, shared: SwigluMLP | None = None) -> None:
+    Each rank has some inner values of every expert, and the ranks' outputs are added.
+    """
+
+    def __init__(
+        self,
+        router: Router,
+        experts: Experts,
+        shared: SwigluMLP | None = None,
+        communicator: Communicator | None = None,
+    ) -> None:
         super().__init__()
+        self._communicator = communicator or Alone()
         self.router, self.experts, self.shared = router, experts, shared
 
     def input_scales(self, rows: int) -> None:
@@ -24,4 +35,4 @@ class MoE(nn.Module):
         routed = self.router(x)
         shared = None if self.shared is None else self.shared(x)
         y = self.experts(x, routed.ids, routed.weights, shared, routed.shared_gate)
-        return y, residual
+        return self._communicator.all_reduce(y), residual

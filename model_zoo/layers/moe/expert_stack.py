@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers.linear import FILLED_AT_ONCE
 from model_zoo.layers.quantized_gemm.stacked_parameters import StackedParameters
+from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -23,6 +24,7 @@ class ExpertProjection:
     expert: int
     first: int
     outputs: int
+    part: Part | None = None  # as in Projection
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from model_zoo.layers.moe.activation import activate
 from model_zoo.layers.moe.expert_stack import ExpertProjection, ExpertStack
 from model_zoo.layers.moe.tiles import Tiles, TilesByTokens
 from model_zoo.moe_config import MoEConfig
+from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 
@@ -59,6 +60,7 @@ class StackedTensor:
     stack: ExpertStack
     interleaved: bool
     transposed: bool
+    part: Part | None = None  # what the rank has of each expert's matrix; None: all
 
     @property
     def is_weight(self) -> bool:
@@ -99,7 +101,7 @@ class Experts(nn.Module):
         super().__init__()
         self.num_experts, self.top_k = config.router.num_experts, config.router.top_k
         self.hidden, self.inner = hidden, config.intermediate_size
-        self.activation, self.names = config.activation, names
+        self.activation, self.names, self.shard = config.activation, names, linears.shard
         gate_up: dict[str, int] = {}
         down: dict[str, int] = {}
         for expert in range(self.num_experts):
@@ -108,7 +110,9 @@ class Experts(nn.Module):
         self.gate_up = linears.experts(
             self.num_experts, 2 * self.inner, hidden, gate_up, bias=config.bias
         )
-        self.down = linears.experts(self.num_experts, hidden, self.inner, down, bias=config.bias)
+        # The ranks' outputs are added, so that the bias is that of rank 0 alone.
+        bias = config.bias and linears.shard.rank == 0
+        self.down = linears.experts(self.num_experts, hidden, self.inner, down, bias=bias)
         self._tiles = TilesByTokens()
         self.is_batch_invariant = False
 
@@ -131,23 +135,32 @@ class Experts(nn.Module):
 
     def projections(self) -> Iterator[ExpertProjection]:
         """The checkpoint's linear layers, where it stores one for each expert."""
+        of_outputs = self.shard.part("outputs", (self.inner,))
+        of_inputs = self.shard.part("inputs", (self.inner,))
         for expert in range(self.num_experts):
             first = 0
             for name, outputs in self.names.gate_up_parts(expert, self.inner).items():
-                yield ExpertProjection(name, self.gate_up, expert, first, outputs)
+                yield ExpertProjection(name, self.gate_up, expert, first, outputs, of_outputs)
                 first += outputs
             for name, outputs in self.names.down_part(expert, self.hidden).items():
-                yield ExpertProjection(name, self.down, expert, 0, outputs)
+                yield ExpertProjection(name, self.down, expert, 0, outputs, of_inputs)
 
     def stacked_tensors(self) -> dict[str, StackedTensor]:
         """The checkpoint's tensors, where it stores one for all experts."""
         found: dict[str, StackedTensor] = {}
+        mixed = self.names.interleaved
+        blocks = (2 * self.inner,) if mixed else (self.inner, self.inner)
+        cuts = {
+            "gate_up_proj": self.shard.part("outputs", blocks),
+            "down_proj": self.shard.part("inputs", (self.inner,)),
+        }
         for name, stack in {"gate_up_proj": self.gate_up, "down_proj": self.down}.items():
-            split = self.names.interleaved and stack is self.gate_up
+            split, cut = mixed and stack is self.gate_up, cuts[name]
             whole = f"{self.names.prefix}.{name}"
-            found[whole] = _stacked(stack, stack.weight, split, self.names.transposed)
+            found[whole] = _stacked(stack, stack.weight, split, self.names.transposed, cut)
             if stack.bias is not None:
-                found[f"{whole}_bias"] = _stacked(stack, stack.bias, split, False)
+                of_bias = cut if stack is self.gate_up else None
+                found[f"{whole}_bias"] = _stacked(stack, stack.bias, split, False, of_bias)
         return found
 
     def use_tiles(self, tiles: Mapping[int, Tiles], *, batch_invariant: bool = False) -> None:
@@ -207,16 +220,20 @@ class Experts(nn.Module):
 
 
 def _stacked(
-    stack: ExpertStack, parameter: Tensor, interleaved: bool, transposed: bool
+    stack: ExpertStack,
+    parameter: Tensor,
+    interleaved: bool,
+    transposed: bool,
+    cut: Part | None,
 ) -> StackedTensor:
     """A parameter [E, N, K] or [E, N], with gates before ups, as a file stores it."""
     shape = (stack.experts, stack.outputs, stack.inputs)[: 2 if parameter is stack.bias else 3]
     stored = (shape[0], *reversed(shape[1:])) if transposed else shape
     if stack.packed is not None and parameter is stack.weight:
-        return StackedTensor(stored, None, stack, interleaved, transposed)
+        return StackedTensor(stored, None, stack, interleaved, transposed, cut)
     place = parameter.data
     if interleaved:
         place = place.unflatten(1, (2, -1)).transpose(1, 2)  # [E, I, 2, K]
     if transposed:
         place = place.movedim(-1, 1)  # [E, K, N], or [E, K, I, 2]
-    return StackedTensor(stored, place, stack, interleaved, transposed)
+    return StackedTensor(stored, place, stack, interleaved, transposed, cut)

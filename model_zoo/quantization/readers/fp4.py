@@ -34,7 +34,7 @@ def specs(stored: StoredFormat, shape: tuple[int, int]) -> tuple[TensorSpec, ...
     rows, columns = shape
     codes, scales, second = SUFFIXES[stored.name]
     groups = stored.groups(columns)
-    code_shapes: list[Shape] = [(rows, columns // 2)]
+    code_shapes: list[Shape] = [(rows, -(-columns // 2))]
     if stored.name == "mxfp4":
         code_shapes.append((rows, groups, 16))
     scale_dtypes = E8M0 if second is None else (torch.float8_e4m3fn,)

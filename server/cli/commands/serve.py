@@ -32,6 +32,7 @@ log = logging.getLogger("wavefill.launcher")
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
 MAX_ENGINES = 64
+MAX_RANKS = 16
 MIN_HEADER = 1024
 MIN_BODY = 1024
 
@@ -142,7 +143,17 @@ def _check_engines(engine: EngineConfig) -> None:
     count = engine.data_parallel
     if not 1 <= count <= MAX_ENGINES:
         raise UsageError(f"--data-parallel {count}: choose from 1 to {MAX_ENGINES}")
-    gpus = num_gpus() if engine.device != "cpu" and count > 1 else None
+    ranks = engine.tensor_parallel
+    if not 1 <= ranks <= MAX_RANKS:
+        raise UsageError(f"--tensor-parallel {ranks}: choose from 1 to {MAX_RANKS}")
+    gpus = num_gpus() if engine.device != "cpu" and count * ranks > 1 else None
+    if gpus is not None and ranks > 1 and count * ranks > gpus > 0:
+        engines = f"--data-parallel {count} with " if count > 1 else ""
+        raise UsageError(
+            f"{engines}--tensor-parallel {ranks}: each rank has a GPU of its own, and there are "
+            f"{gpus} here (CUDA_VISIBLE_DEVICES may list fewer than the host has): "
+            f"{count * ranks} are needed: lower it, or choose --device cpu"
+        )
     if gpus is not None and count > gpus:
         raise UsageError(
             f"--data-parallel {count}: each engine has a GPU of its own, and there are {gpus} here "

@@ -184,12 +184,12 @@ def test_a_wrong_value_is_named_with_its_source(
     ("words", "expected"),
     [
         (
-            "serve --max-num-batched-tokens 2048 --tensor_parallel_size=2 some/model",
+            "serve --max-num-batched-tokens 2048 --pipeline_parallel_size=2 some/model",
             [
                 "error: --max-num-batched-tokens: not an option of wavefill serve: "
                 "use --max-batched-tokens",
-                "       --tensor_parallel_size: not an option of wavefill serve: leave it out, "
-                "or use --data-parallel, which puts a replica on each GPU",
+                "       --pipeline_parallel_size: not an option of wavefill serve: leave it out, "
+                "or use --tensor-parallel, which divides a model among GPUs",
             ],
         ),
         ("serve --max_model_len 5", ["error: --max_model_len: write --max-model-len"]),

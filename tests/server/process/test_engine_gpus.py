@@ -6,13 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from server.process.engine_process import num_gpus, visible_device
+from server.process.engine_process import num_gpus, visible_devices
 
 
 def test_an_engine_sees_the_gpu_of_its_index_among_those_of_the_server():
-    assert visible_device(1, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
+    assert visible_devices(1, 1, {}) == {"CUDA_VISIBLE_DEVICES": "1"}
     listed = {"CUDA_VISIBLE_DEVICES": "4,GPU-ab"}
-    assert visible_device(1, listed) == {"CUDA_VISIBLE_DEVICES": "GPU-ab"}
+    assert visible_devices(1, 1, listed) == {"CUDA_VISIBLE_DEVICES": "GPU-ab"}
+
+
+def test_an_engine_of_two_ranks_sees_two_gpus():
+    assert visible_devices(1, 2, {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    listed = {"CUDA_VISIBLE_DEVICES": "7,5,3,1"}
+    assert visible_devices(0, 2, listed) == {"CUDA_VISIBLE_DEVICES": "7,5"}
 
 
 @pytest.mark.parametrize(

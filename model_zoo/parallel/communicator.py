@@ -1,0 +1,76 @@
+"""Communicator: how the ranks that share a model add and gather tensors.
+
+Layers call nothing else, so that another way to communicate is one more class here.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+# PyTorch 2.13 has a new name for it.
+GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
+
+class Communicator(Protocol):
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, with the same bits on each; x may be overwritten."""
+        ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x [R, N] of each rank -> [R, size * N], those of rank 0 first."""
+        ...
+
+
+class Alone:
+    """Of a model that is on one device."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        return x
+
+
+class ProcessGroupCommunicator:
+    """By a process group of torch.distributed: NCCL on GPUs, gloo on CPUs.
+
+    in_order: sums do not depend on the size of the tensor, as --deterministic asks for.  The
+    libraries choose their algorithm by it, and with more than two ranks the order of the sum.
+
+    is_silent  ranks do not wait for each other, and results mean nothing: kernels are compiled
+    """
+
+    is_silent = False
+
+    def __init__(self, group: dist.ProcessGroup, *, in_order: bool = False) -> None:
+        self._group, self._size = group, group.size()
+        self._gathers = in_order and self._size > 2
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        if self.is_silent:
+            return x
+        if self._gathers:
+            found = self._gather_all(x).float()
+            total = found[0]
+            for rank in range(1, self._size):
+                total = total + found[rank]
+            return total.to(x.dtype)
+        x = x.contiguous()
+        dist.all_reduce(x, group=self._group)
+        return x
+
+    def gather(self, x: Tensor) -> Tensor:
+        if self.is_silent:
+            return x.repeat(1, self._size)
+        return self._gather_all(x).transpose(0, 1).reshape(len(x), -1)
+
+    def _gather_all(self, x: Tensor) -> Tensor:
+        """[size, *x.shape]"""
+        x = x.contiguous()
+        found = torch.empty(self._size, *x.shape, dtype=x.dtype, device=x.device)
+        GATHER(found.flatten(0, 1), x, group=self._group)
+        return found

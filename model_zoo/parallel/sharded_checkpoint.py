@@ -1,0 +1,200 @@
+"""sharded_checkpoint: the parts of a checkpoint's tensors that one rank has.
+
+Everything that reads weights sees tensors of the rank's shapes then, and of the files no more than
+these parts is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from model_zoo.checkpoint import Checkpoint
+from model_zoo.checkpoint_layers import CheckpointLayers
+from model_zoo.config import ModelConfig, ModelError
+from model_zoo.model import Model
+from model_zoo.parallel.shard import Part
+from model_zoo.quantization.readers.registry import SUFFIXES, specs
+from model_zoo.quantization.readers.tensor_spec import TensorSpec, tensor_name
+from model_zoo.quantization.stored_format import StoredFormat
+from model_zoo.registry import build
+from model_zoo.weight_targets import WeightTargets
+
+GROUPS = ("g_idx", "weight_g_idx")  # the group of each column
+WHOLE_SHAPE = "weight_shape"  # a tensor that repeats the shape of the whole weight
+Ranges = tuple[tuple[int, int], ...]
+
+
+def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
+    """What the rank of config.shard has of the checkpoint in `directory`: all, if it is alone.
+
+    Raises ModelError as Checkpoint.open does, for tensors that do not belong to the whole model,
+    and for a weight that cannot be divided.
+    """
+    checkpoint = Checkpoint.open(directory)
+    return checkpoint if config.whole is None else _Cutter(directory, checkpoint, config).cut()
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """A linear layer of the whole checkpoint, or one of all experts in one tensor."""
+
+    name: str
+    shape: tuple[int, int]  # [N, K], of one expert
+    part: Part
+    transposed: bool = False
+    experts: int = 0  # that the tensors hold; 0: they have no dimension of experts
+
+
+class _Cutter:
+    def __init__(self, directory: Path, checkpoint: Checkpoint, config: ModelConfig) -> None:
+        assert config.whole is not None
+        self._shard, self._model_type = config.shard, config.model_type
+        self._layers = CheckpointLayers.open(directory, checkpoint, packs=False)
+        meta = torch.device("meta")
+        self._own: Model = build(config, torch.float32, meta)
+        self._whole: Model = build(config.whole, torch.float32, meta)
+        # What does not belong to the model is said of the whole tensors.
+        WeightTargets(self._whole, checkpoint, self._layers, directory)
+        self._sources = dict(checkpoint.sources)
+
+    def cut(self) -> Checkpoint:
+        for layer in self._divided():
+            self._cut_layer(layer)
+        for name, part in self._own.other_parts().items():
+            self._cut_dimension(name, 0, part.ranges)
+        for name in self._biases_of_rank_0():
+            key = self._key(name)
+            if key is not None:
+                del self._sources[key]
+        return Checkpoint(self._sources)
+
+    def _divided(self) -> Iterator[_Layer]:
+        for projection in self._own.projections():
+            if projection.part is not None:
+                shape = _whole_shape(projection.shape, projection.part)
+                yield _Layer(projection.name, shape, projection.part, projection.transposed)
+        for experts in self._own.experts():
+            stacked = experts.stacked_tensors()
+            if any(self._present(name) for name in stacked):
+                for name, tensor in stacked.items():
+                    stack = tensor.stack
+                    if tensor.is_weight and tensor.part is not None:
+                        shape = _whole_shape((stack.outputs, stack.inputs), tensor.part)
+                        yield _Layer(name, shape, tensor.part, tensor.transposed, stack.experts)
+                continue
+            for projection in experts.projections():
+                if projection.part is not None:
+                    shape = _whole_shape(projection.shape, projection.part)
+                    yield _Layer(projection.name, shape, projection.part)
+
+    def _cut_layer(self, layer: _Layer) -> None:
+        name, part = layer.name, layer.part
+        if part.axis == "outputs":
+            bias = f"{name}_bias" if layer.experts else f"{name}.bias"
+            self._cut_dimension(bias, 1 if layer.experts else 0, part.ranges)
+        stored = self._layers.stored(name, layer.shape)
+        if stored is None:
+            weight = name if layer.experts else f"{name}.weight"
+            dimension = int((part.axis == "inputs") != layer.transposed)
+            self._cut_dimension(weight, dimension + bool(layer.experts), part.ranges)
+            return
+        if part.axis == "inputs":
+            self._drop_groups(layer, stored)
+        self._drop(tensor_name(name, WHOLE_SHAPE))
+        for spec in specs(stored, layer.shape):
+            self._cut_stored(layer, stored, spec)
+
+    def _cut_stored(self, layer: _Layer, stored: StoredFormat, spec: TensorSpec) -> None:
+        """Cut one tensor of a quantized weight, whose shape the format gives for every [N, K]."""
+        keys = {suffix: self._key(tensor_name(layer.name, suffix)) for suffix in spec.suffixes}
+        key = next((key for key in keys.values() if key is not None), None)
+        if key is None or not spec.shapes:
+            return
+        source, skipped = self._sources[key], bool(layer.experts)
+        own = source.shape[1:] if skipped else source.shape
+        index = spec.shapes.index(own)
+        which = next(i for i, each in enumerate(specs(stored, layer.shape)) if each == spec)
+
+        def entries(count: int) -> tuple[int, ...]:
+            """The shape of this tensor for a weight with so many outputs, or inputs."""
+            rows, columns = layer.shape
+            shape = (count, columns) if layer.part.axis == "outputs" else (rows, count)
+            return specs(stored, shape)[which].shapes[index]
+
+        whole = layer.part.whole
+        for dimension, count in enumerate(own):
+            if entries(0)[dimension] == count or count == 1:
+                continue  # a scale of all, or another axis
+
+            def place(at: int, dimension: int = dimension) -> int:
+                place = entries(at)[dimension]
+                if 0 < at < whole and entries(at + 1)[dimension] == place:
+                    raise ModelError(self._misaligned(layer, at, stored))
+                return place
+
+            ranges = tuple((place(begin), place(end)) for begin, end in layer.part.ranges)
+            self._sources[key] = source.part(dimension + skipped, ranges)
+            return
+
+    def _drop_groups(self, layer: _Layer, stored: StoredFormat) -> None:
+        """Groups of columns in order need no list of them; others cannot be divided."""
+        for suffix in GROUPS:
+            key = self._key(tensor_name(layer.name, suffix))
+            if key is None:
+                continue
+            groups = self._sources[key].read().long()
+            in_order = torch.arange(len(groups)) // (stored.group or len(groups))
+            if torch.equal(groups, in_order) or (not stored.act_order and not groups.any()):
+                del self._sources[key]
+                continue
+            raise ModelError(
+                f"--tensor-parallel {self._shard.size}: {layer.name} is quantized in an order of "
+                "its columns (act-order, desc_act), so that a part of its inputs has parts of all "
+                "groups: use a repository without it, or leave the option out"
+            )
+
+    def _misaligned(self, layer: _Layer, at: int, stored: StoredFormat) -> str:
+        return (
+            f"--tensor-parallel {self._shard.size}: a rank's part of {layer.name} would begin at "
+            f"{at} of its {layer.part.whole} {layer.part.axis}, within a group of values with one "
+            f"scale or in one word ({stored}): use fewer ranks, or a repository of this "
+            f"{self._model_type} model that is quantized in smaller groups"
+        )
+
+    def _cut_dimension(self, name: str, dimension: int, ranges: Ranges) -> None:
+        key = self._key(name)
+        if key is not None:
+            self._sources[key] = self._sources[key].part(dimension, ranges)
+
+    def _biases_of_rank_0(self) -> Iterator[str]:
+        """Of layers whose products are added: the other ranks have none."""
+        own = {each.name for each in self._own.projections() if each.bias is not None}
+        for projection in self._whole.projections():
+            if projection.bias is not None and projection.name not in own:
+                yield f"{projection.name}.bias"
+        for mine, whole in zip(self._own.experts(), self._whole.experts(), strict=True):
+            yield from whole.stacked_tensors().keys() - mine.stacked_tensors().keys()
+
+    def _drop(self, name: str) -> None:
+        key = self._key(name)
+        if key is not None:
+            del self._sources[key]
+
+    def _key(self, name: str) -> str | None:
+        """The name in the files, which may lack its outer part."""
+        return next((key for key in (name, name.partition(".")[2]) if key in self._sources), None)
+
+    def _present(self, name: str) -> bool:
+        """Whether the files have experts in tensors of all."""
+        return any(
+            self._key(each) is not None
+            for each in (name, *(tensor_name(name, s) for s in SUFFIXES if s.startswith("_")))
+        )
+
+
+def _whole_shape(shape: tuple[int, int], part: Part) -> tuple[int, int]:
+    return (part.whole, shape[1]) if part.axis == "outputs" else (shape[0], part.whole)

@@ -1,0 +1,1 @@
+"""The processes that share a model: what they tell each other before and while they serve."""

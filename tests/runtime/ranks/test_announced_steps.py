@@ -1,0 +1,52 @@
+"""Steps that travel to other ranks as bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from runtime.cuda_graph.launch import Bucket, CaptureLaunch, StepLaunch
+from runtime.executor.announced import Forward, Sampling
+from runtime.messages import SamplingParams
+from runtime.ranks.messages import decode, encode
+from runtime.scheduler.batch import Masks, NewRow, make_batch
+
+PARAMS = SamplingParams(
+    max_tokens=3, temperature=0.5, logit_bias={3: -1.0}, banned=((1, 2), (3,)), stop_ids=(4,)
+)
+BATCH = make_batch(
+    slots=[3, 1], starts=[9, 0], q_lens=[1, 4], tokens=[-1, 5, 6, 7, 8], num_new_pages=[0, 1],
+    new_pages=[7], sample=[True, False], decode_rows=1, new_rows=[NewRow(1, PARAMS, 2**62, 4, [5])],
+    state_slots=[0, 1],
+)  # fmt: skip
+
+
+def plain(value: object) -> object:
+    """Without arrays, whose comparison has no one truth value."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.tolist()
+    fields = getattr(value, "__struct_fields__", None)
+    return value if fields is None else {name: plain(getattr(value, name)) for name in fields}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Forward(BATCH),
+        StepLaunch(BATCH, Bucket(8, 2, False), True, False),
+        CaptureLaunch(Bucket(4, 4, True)),
+        Sampling(BATCH.sample, None),
+        Sampling(BATCH.sample, Masks([0], b"\x0f\xff")),
+    ],
+)
+def test_a_step_arrives_as_it_was_sent(step: object):
+    found = decode(encode(step))
+    assert type(found) is type(step)
+    assert plain(found) == plain(step)
+
+
+def test_arrays_of_a_step_that_arrived_can_be_written_to():
+    step = decode(encode(Forward(BATCH)))
+    assert isinstance(step, Forward)
+    step.batch.slots[0] = 5
+    assert step.batch.slots.tolist() == [5, 1]

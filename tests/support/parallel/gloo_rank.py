@@ -1,0 +1,34 @@
+"""Rank 1 of models on a CPU, in a process of its own that loads one after the other.
+
+    python -m tests.support.parallel.gloo_rank STORE MEMORY PIPE
+
+It reads a line of JSON, an EngineConfig, for each model, and follows the steps of rank 0 until an
+empty message.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from runtime.config import EngineConfig
+from runtime.ipc.broadcast import BroadcastReceiver
+from runtime.ranks.group import Ranks
+from runtime.ranks.messages import decode
+from runtime.startup.loading import load
+
+
+def main() -> None:
+    store, memory, pipe = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    ranks = Ranks.join(1, 2, store, device="cpu", deterministic=False)
+    receiver = BroadcastReceiver(memory, pipe, reader=0, readers=1)
+    for line in sys.stdin:
+        config = msgspec.json.decode(line, type=EngineConfig)
+        executor = load(config, lambda phase, done, total: None, ranks=ranks).executor
+        while message := receiver.receive():
+            executor.follow(decode(message))
+
+
+if __name__ == "__main__":
+    main()
