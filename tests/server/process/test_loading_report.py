@@ -10,12 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from runtime.config import EngineConfig
-from runtime.messages import Progress, Stats
+from runtime.messages import Progress
 from runtime.startup.loading import load
 from server.cli.model_source import built_in_directory
 from server.cli.terminal import ProgressLine
@@ -25,6 +24,7 @@ from server.process.loading_report import ORDER, LoadingReport, share_of_start
 from server.process.logs import set_up_logging
 from server.process.start_report import Reporter
 from tests.support.cli.pseudo_terminal import pseudo_terminal
+from tests.support.server.fake_engine import ReportedClient
 from tests.support.server.server_process import free_port
 
 COMMAND = Path(sys.executable).parent / "wavefill"
@@ -62,7 +62,7 @@ async def test_the_bar_is_gone_when_a_server_stops_while_it_loads(
     terminal: FakeTerminal, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys, "stderr", terminal)
-    client = SimpleNamespace(ready=None, progress=Progress("weights", 1, 9), stats=Stats())
+    client = ReportedClient(progress=Progress("weights", 1, 9))
     reporter = asyncio.create_task(Reporter(ServerConfig(), client).run())  # type: ignore[arg-type]
     while "loading weights" not in terminal.getvalue():
         await asyncio.sleep(0.01)

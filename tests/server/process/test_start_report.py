@@ -17,7 +17,7 @@ from runtime.messages import Progress, Ready, Stats
 from server.config import ServerConfig
 from server.process.logs import JsonFormatter, TextFormatter
 from server.process.start_report import Reporter, busy_line, start_report
-from tests.support.server.fake_engine import ready
+from tests.support.server.fake_engine import ReportedClient, ready
 
 FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
 
@@ -179,7 +179,7 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
             raise EOFError
 
     monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
-    client = SimpleNamespace(ready=FACTS, progress=None, stats=Stats())
+    client = ReportedClient(FACTS)
     with caplog.at_level("INFO"), pytest.raises(EOFError):
         await Reporter(ServerConfig(**options), client).run()  # type: ignore[arg-type]
     assert capsys.readouterr().out.count("tokens a request") == printed
@@ -191,7 +191,7 @@ async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_o
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ):
-    client = SimpleNamespace(ready=None, progress=None, stats=Stats())
+    client = ReportedClient()
     seen = iter(
         [
             *(Progress("weights", done, 200) for done in (0, 1, 40, 41, 150, 200)),

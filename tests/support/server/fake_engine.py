@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal, Protocol, TypeVar
 
 import uvicorn
@@ -361,3 +362,14 @@ def fake_server(
 
 def fake_config(**changes: Any) -> ServerConfig:
     return ServerConfig(**{"served_names": ("fake", "alias"), "max_queue": 200} | changes)
+
+
+class ReportedClient:
+    """What the start report reads of an EngineClient with one engine."""
+
+    def __init__(self, ready: Ready | None = None, progress: Progress | None = None) -> None:
+        self.ready, self.progress, self.stats = ready, progress, Stats()
+
+    @property
+    def engines(self) -> list[SimpleNamespace]:
+        return [SimpleNamespace(index=0, ready=self.ready)]
