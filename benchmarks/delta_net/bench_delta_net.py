@@ -58,7 +58,7 @@ TILES = [
     PromptTiles(block_v=32, scan_warps=4),
     PromptTiles(block_v=128, scan_stages=2),
     PromptTiles(local_registers=255),
-    PromptTiles(part=32),
+    PromptTiles(part=32, local_warps=8),
     PromptTiles(part=128, local_registers=255),
     PromptTiles(unit_warps=4, norm_warps=8),
 ]

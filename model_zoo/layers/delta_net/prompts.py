@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -45,20 +45,29 @@ class PromptTiles:
 
 
 THREE_STAGES_BYTES = 140 << 10  # of shared memory, without Hopper's instructions
+# Where chunk_local multiplies by less than 64 columns at once, ptxas 12.8 must not be given the
+# inverse in registers, which it is by 4 warps: it would lose the address of the other matrix.
+SMALL_HEAD, SMALL_HEAD_WARPS = 32, 8
 # float32 has twice the bytes, and no tensor cores.
 FLOAT32_TILES = PromptTiles(part=32, local_warps=8, local_registers=255, block_v=32, scan_stages=1)
 
 
 @cache
-def prompt_tiles(dtype: torch.dtype, device: torch.device) -> PromptTiles:
-    """The tiles of a device: GPUs with less shared memory copy one chunk at a time."""
+def prompt_tiles(dtype: torch.dtype, device: torch.device, head_dim: int) -> PromptTiles:
+    """The tiles of a device: GPUs with less shared memory copy one chunk at a time.
+
+    head_dim  the smaller one of keys and values
+    """
     if dtype == torch.float32:
         return FLOAT32_TILES
+    tiles = PromptTiles()
+    if head_dim <= SMALL_HEAD:
+        tiles = replace(tiles, local_warps=SMALL_HEAD_WARPS)
     if device.type == "cuda":
         shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
         if shared < THREE_STAGES_BYTES:
-            return PromptTiles(scan_stages=2)
-    return PromptTiles()
+            return replace(tiles, scan_stages=2)
+    return tiles
 
 
 def delta_net_prompts(
@@ -78,8 +87,8 @@ def delta_net_prompts(
     Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
     capture it.  A row's result depends on its own tokens and their positions alone.
     """
-    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device)
     tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.state.shape
+    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device, min(key_dim, value_dim))
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous()
     if not len(plan.rows):
