@@ -41,7 +41,7 @@ from benchmarks.delta_net.layers import (
     make_step,
 )
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
@@ -61,6 +61,21 @@ TILES = [
     PromptTiles(part=32, local_warps=8),
     PromptTiles(part=128, local_registers=255),
     PromptTiles(unit_warps=4, norm_warps=8),
+]
+DECODE_TILES = [
+    DecodeTiles(),
+    DecodeTiles(evict=""),
+    DecodeTiles(prefetched=0),
+    DecodeTiles(prefetched=1 << 30),
+    DecodeTiles(registers=96),
+    DecodeTiles(registers=80),
+    DecodeTiles(warps=2, registers=168),
+    DecodeTiles(warps=2, registers=128),
+    DecodeTiles(block_v=64, registers=168),
+    DecodeTiles(block_v=64, registers=128),
+    DecodeTiles(block_v=64, warps=2, registers=255),
+    DecodeTiles(block_v=128, registers=255),
+    DecodeTiles(block_v=128, registers=255, prefetched=1 << 30),
 ]
 Call = Callable[[DeltaNetStep], object]
 
@@ -93,8 +108,8 @@ def candidates(step: DeltaNetStep) -> dict[str, Call]:
     out = torch.empty(step.z.shape, dtype=BF16, device="cuda")
     if step.rows.max_tokens <= MAX_DECODE_TOKENS:
         return {
-            f"{warps} warps": lambda s, w=warps: delta_net_decode(*s.arguments, out, num_warps=w)
-            for warps in (4, 8)
+            str(tiles): lambda s, t=tiles: delta_net_decode(*s.arguments, out, t)
+            for tiles in DECODE_TILES
         }
     return {
         str(tiles): lambda s, t=tiles: delta_net_prompts(*s.arguments, s.rows.chunks, out, t)
