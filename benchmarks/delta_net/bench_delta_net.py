@@ -52,14 +52,13 @@ MAX_LAYERS = 24
 STATES = {"fp32": torch.float32, "bf16": BF16}
 TILES = [
     PromptTiles(),
-    PromptTiles(scan_stages=2),
-    PromptTiles(scan_warps=4),
-    PromptTiles(block_v=32, scan_stages=2),
-    PromptTiles(block_v=32, scan_warps=4),
-    PromptTiles(block_v=128, scan_stages=2),
+    PromptTiles(scan_stages=3),
+    PromptTiles(block_v=128, scan_warps=8),
+    PromptTiles(scan_warps=8),
     PromptTiles(local_registers=255),
-    PromptTiles(part=32, local_warps=8),
+    PromptTiles(local_warps=8, local_registers=128),
     PromptTiles(part=128, local_registers=255),
+    PromptTiles(unit_registers=80),
     PromptTiles(unit_warps=4, norm_warps=8),
 ]
 DECODE_TILES = [

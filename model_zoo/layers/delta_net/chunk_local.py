@@ -6,7 +6,8 @@
 #   writes    of each token, with G the sum of g since the chunk's beginning,
 #             D_ij = exp(G_i - G_j) for i >= j, and A = tril(beta K K^T * D, -1):
 #             u = (I + A)^-1 beta V [T, Hv, Dv]; w = (I + A)^-1 beta exp(G) K [T, Hv, Dk];
-#             p = tril(Q K^T * D) [T, Hv, CHUNK]; all in the type of qkv; G [T, Hv] float32
+#             p = tril(Q K^T * D) [T, Hv, CHUNK]; all in the type of qkv, and w negated; exp(G) and
+#             exp(G' - G) [T, Hv] float32, where G' is the chunk's last G
 #   math      tensor cores, float32 sums.  (I + A)^-1: blocks of 16 on the diagonal by forward
 #             substitution in float32, then with B of these inverses and N = -B A', where A' is A
 #             without these blocks: N^4 = 0, so (I + A)^-1 = (I + N + N^2 + N^3) B.  A series in
@@ -24,7 +25,7 @@ import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
 from model_zoo.layers.delta_net.chunk_plan import chunk_of
-from model_zoo.layers.delta_net.convolution import convolved, log_decay, step_size
+from model_zoo.layers.delta_net.convolution import LOG2_E, convolved, log_decay, step_size
 
 
 @triton.jit
@@ -65,7 +66,7 @@ def unit_lower_inverse(a, PRECISION: tl.constexpr):
 @triton.jit
 def _chunk_local(
     QKV, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, CONV, CU_SEQLENS, LENGTHS, SLOTS, CHUNKS, COUNTS,
-    Q, K_IN, U, W, P, G, qkv_row, b_row, a_row, tap_channel, tap, conv_slot, HK: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, qkv_row, b_row, a_row, tap_channel, tap, conv_slot, HK: tl.constexpr,
     HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
     PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
@@ -92,16 +93,19 @@ def _chunk_local(
             tl.load(A + at * a_row + head, mask=real, other=0.0), tl.load(A_LOG + head),
             tl.load(DT_BIAS + head),
         )  # fmt: skip
-        total = tl.cumsum(tl.where(real, g, 0.0), 0)
-        tl.store(G + at * HV + head, total, mask=real)
+        g = tl.where(real, g * LOG2_E, 0.0)  # exp2 is an instruction, exp is five
+        total = tl.cumsum(g, 0)
+        since_begin = tl.exp2(total)
+        tl.store(DECAY + at * HV + head, since_begin, mask=real)
+        tl.store(LEFT + at * HV + head, tl.exp2(tl.sum(g, 0) - total), mask=real)
         i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-        decay = tl.exp(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
+        decay = tl.exp2(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
         p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
         p = tl.where(i >= j, p, 0.0).to(dtype)
         tl.store(P + of_head * CHUNK + j, p, mask=real[:, None])
         system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
         inverse = unit_lower_inverse(tl.where(i > j, system, 0.0), PRECISION).to(dtype)
-        scale = beta * tl.exp(total)
+        scale = -beta * since_begin
         for column in range(0, DK, PART):  # few columns at once need few registers
             key = column + tl.arange(0, PART)[None, :]
             part = tl.load(K_IN + of_key_head + key, mask=real[:, None], other=0.0)

@@ -35,12 +35,13 @@ class PromptTiles:
     """
 
     unit_warps: int = 8
+    unit_registers: int = 128  # two programs a multiprocessor
     part: int = 64
     local_warps: int = 4
     local_registers: int = 168  # three programs a multiprocessor
     block_v: int = 64
-    scan_warps: int = 8
-    scan_stages: int = 3
+    scan_warps: int = 4
+    scan_stages: int = 2
     norm_warps: int = 4
 
 
@@ -100,23 +101,23 @@ def delta_net_prompts(
     u = qkv.new_empty(tokens, value_heads, value_dim)
     w = qkv.new_empty(tokens, value_heads, key_dim)
     p = qkv.new_empty(tokens, value_heads, CHUNK)
-    g = torch.empty(tokens, value_heads, dtype=torch.float32, device=qkv.device)
+    decay, left = torch.empty(2, tokens, value_heads, dtype=torch.float32, device=qkv.device)
     chunks = min(len(plan.chunks), tokens // CHUNK + SPARE_CHUNKS)
     where = (rows.cu_seqlens, rows.cache_seqlens, rows.slots, plan.chunks, plan.counts)
     strides = (*weights.conv.stride(), state.conv.stride(0))
     _unit_keys[(chunks, 2 * key_heads)](
         qkv, weights.conv, state.conv, *where, q, k, qkv.stride(0), *strides, HK=key_heads,
-        DK=key_dim, K=size, num_warps=tiles.unit_warps, **options,
+        DK=key_dim, K=size, num_warps=tiles.unit_warps, maxnreg=tiles.unit_registers, **options,
     )  # fmt: skip
     _chunk_local[(chunks, value_heads)](
         qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, *where, q, k, u, w, p,
-        g, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
+        decay, left, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
         PART=min(tiles.part, key_dim, value_dim), PRECISION=precision, num_warps=tiles.local_warps,
         num_stages=1, maxnreg=tiles.local_registers, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MAX_PROMPTS), value_heads * (value_dim // block_v))](
-        q, k, u, w, p, g, qkv, state.conv, state.state, rows.cu_seqlens, rows.cache_seqlens,
+        q, k, u, w, p, decay, left, qkv, state.conv, state.state, rows.cu_seqlens, rows.cache_seqlens,
         rows.slots, None if snapshots is None else snapshots.slots, plan.rows, plan.counts, out,
         qkv.stride(0), state.conv.stride(0), state.state.stride(0),
         0 if snapshots is None else snapshots.slots.stride(0), BLOCK_V=block_v, K=size,
