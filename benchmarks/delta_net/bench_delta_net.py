@@ -64,17 +64,15 @@ TILES = [
 DECODE_TILES = [
     DecodeTiles(),
     DecodeTiles(evict=""),
-    DecodeTiles(prefetched=0),
-    DecodeTiles(prefetched=1 << 30),
     DecodeTiles(registers=96),
-    DecodeTiles(registers=80),
+    DecodeTiles(registers=255),
     DecodeTiles(warps=2, registers=168),
     DecodeTiles(warps=2, registers=128),
     DecodeTiles(block_v=64, registers=168),
     DecodeTiles(block_v=64, registers=128),
     DecodeTiles(block_v=64, warps=2, registers=255),
     DecodeTiles(block_v=128, registers=255),
-    DecodeTiles(block_v=128, registers=255, prefetched=1 << 30),
+    DecodeTiles(block_v=16, warps=2, registers=128),
 ]
 Call = Callable[[DeltaNetStep], object]
 

@@ -66,9 +66,9 @@ def unit_lower_inverse(a, PRECISION: tl.constexpr):
 @triton.jit
 def _chunk_local(
     QKV, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, CONV, CU_SEQLENS, LENGTHS, SLOTS, CHUNKS, COUNTS,
-    Q, K_IN, U, W, P, DECAY, LEFT, qkv_row, b_row, a_row, tap_channel, tap, conv_slot, HK: tl.constexpr,
-    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
-    PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, qkv_row, b_row, a_row, tap_channel, tap, conv_slot,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
+    CHUNK: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     dtype = Q.dtype.element_ty

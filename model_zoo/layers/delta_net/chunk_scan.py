@@ -26,9 +26,9 @@ from model_zoo.layers.delta_net.convolution import copy_inputs
 
 @triton.jit
 def _chunk(
-    s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, at, last, real, head, part, HK: tl.constexpr, HV: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, at, last, real, head, part, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The chunk of the tokens `at` before `last`: its output is stored; -> the state after it.
 
@@ -58,8 +58,8 @@ def _chunk(
 
 @triton.jit
 def _chunk_scan(
-    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS, COUNTS, OUT,
-    qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS, COUNTS,
+    OUT, qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -84,8 +84,8 @@ def _chunk_scan(
             first, last = tl.maximum(bound, begin), tl.minimum(bound + CHUNK, end)
             token = first + tl.arange(0, CHUNK)
             s = _chunk(
-                s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, token.to(tl.int64), last, token < last, head, part,
-                HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
+                s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, token.to(tl.int64), last, token < last, head,
+                part, HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
             )  # fmt: skip
             if SNAPSHOTS is not None:
                 length = start + last - begin

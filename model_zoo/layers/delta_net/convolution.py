@@ -5,7 +5,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
@@ -55,6 +54,44 @@ def convolved(
         x = tl.load(source, mask=at >= begin, other=0.0).to(tl.float32)
         total += _vector(tl.load(weight + j * tap).to(tl.float32), token) * x
     return silu(total)
+
+
+@triton.jit
+def input_before(
+    QKV, CONV, BACK: tl.constexpr, token, begin, channel, continued, qkv_row, K: tl.constexpr
+):
+    """The convolution's input of `channel` [C], BACK tokens before the scalar `token`, wherever it
+    is: of the row, which begins at `begin`, or of the sequence's slot CONV.  Zero before the
+    sequence, and where the convolution does not reach.  No branch: all loads can be in flight."""
+    if BACK >= K:
+        return tl.zeros(channel.shape, QKV.dtype.element_ty)
+    at = token - BACK
+    new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=at >= begin, other=0.0)
+    if BACK == 0:
+        return new
+    is_old = (at < begin) & continued
+    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
+    return tl.where(at >= begin, new, old)
+
+
+@triton.jit
+def weight_before(WEIGHT, BACK: tl.constexpr, channel, tap_channel, tap, K: tl.constexpr):
+    """The weight of the input BACK tokens before."""
+    if BACK >= K:
+        return tl.zeros(channel.shape, tl.float32)
+    return tl.load(WEIGHT + channel * tap_channel + (K - 1 - BACK) * tap).to(tl.float32)
+
+
+@triton.jit
+def store_last_inputs(CONV, x2, x1, x0, channel, K: tl.constexpr):
+    """To a slot: the last K - 1 inputs, of which x0 is the newest."""
+    at = CONV + channel * (K - 1) + (K - 2)
+    if K > 1:
+        tl.store(at, x0)
+    if K > 2:
+        tl.store(at - 1, x1)
+    if K > 3:
+        tl.store(at - 2, x2)
 
 
 @triton.jit

@@ -32,13 +32,13 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from model_zoo.layers.delta_net.convolution import (
-    convolved,
     copy_inputs,
-    last_inputs,
+    input_before,
     log_decay,
     silu,
     step_size,
-    store_inputs,
+    store_last_inputs,
+    weight_before,
 )
 from model_zoo.layers.delta_net.inputs import (
     MAX_DECODE_TOKENS,
@@ -94,26 +94,38 @@ def _gated(o, z, weight, eps, DV: tl.constexpr):
 
 
 @triton.jit
+def _convolved(WEIGHT, x3, x2, x1, x0, channel, tap_channel, tap, K: tl.constexpr):
+    """silu of the convolution, whose products are added from the oldest input to the newest."""
+    total = weight_before(WEIGHT, 3, channel, tap_channel, tap, K) * x3.to(tl.float32)
+    total += weight_before(WEIGHT, 2, channel, tap_channel, tap, K) * x2.to(tl.float32)
+    total += weight_before(WEIGHT, 1, channel, tap_channel, tap, K) * x1.to(tl.float32)
+    total += weight_before(WEIGHT, 0, channel, tap_channel, tap, K) * x0.to(tl.float32)
+    return silu(total)
+
+
+@triton.jit
+def _inputs(QKV, CONV, token, begin, channel, continued, qkv_row, K: tl.constexpr):
+    """Those of the convolution at `token`, oldest first."""
+    x3 = input_before(QKV, CONV, 3, token, begin, channel, continued, qkv_row, K)
+    x2 = input_before(QKV, CONV, 2, token, begin, channel, continued, qkv_row, K)
+    x1 = input_before(QKV, CONV, 1, token, begin, channel, continued, qkv_row, K)
+    x0 = input_before(QKV, CONV, 0, token, begin, channel, continued, qkv_row, K)
+    return x3, x2, x1, x0
+
+
+@triton.jit
 def _step(
-    s, QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, RAW, OUT, token, begin, continued,
-    head, part, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, HK: tl.constexpr,
-    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    s, q, k, v, Z, B, A, A_LOG, DT_BIAS, NORM, RAW, OUT, token, head, part, eps, z_row, b_row,
+    a_row, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One token: o is stored, after the gated norm if all columns are here; -> the state after."""
+    """One token: o is stored, after the gated norm if all columns are here; -> the state after.
+
+    q, k, v  after convolution and silu
+    """
     row = token.to(tl.int64)
     dim = head * DV + part * BLOCK_V + tl.arange(0, BLOCK_V)
-    key = head // (HV // HK) * DK + tl.arange(0, DK)
     b, a = tl.load(B + row * b_row + head), tl.load(A + row * a_row + head)
     a_log, dt_bias = tl.load(A_LOG + head), tl.load(DT_BIAS + head)
-    has_old = continued & (token - begin < K - 1)
-    q = convolved(QKV, CONV, CONV_WEIGHT, token, begin, key, has_old, qkv_row, tap_channel, tap, K)
-    k = convolved(
-        QKV, CONV, CONV_WEIGHT, token, begin, HK * DK + key, has_old, qkv_row, tap_channel, tap, K
-    )
-    v = convolved(
-        QKV, CONV, CONV_WEIGHT, token, begin, 2 * HK * DK + dim, has_old, qkv_row, tap_channel,
-        tap, K,
-    )  # fmt: skip
     if BLOCK_V == DV:
         z, norm = tl.load(Z + row * z_row + dim), tl.load(NORM + tl.arange(0, DV))
     qq, kk, qk = tl.reduce((q * q, k * k, q * k), 0, _three_sums)
@@ -185,16 +197,23 @@ def _delta_net_decode(
     column = part * BLOCK_V + tl.arange(0, BLOCK_V)
     at = tl.arange(0, DK)[:, None] * DV + column[None, :]
     s = tl.load(STATE + at, mask=continued, other=0.0, eviction_policy=EVICT).to(tl.float32)
-    key = head // GROUP * DK + tl.arange(0, DK)
-    value = 2 * HK * DK + head * DV + column
-    new_values = last_inputs(QKV, CONV, end, begin, value, continued, qkv_row, K, COLUMNS)
-    new_queries = last_inputs(QKV, CONV, end, begin, key, continued, qkv_row, K, COLUMNS)
-    new_keys = last_inputs(QKV, CONV, end, begin, HK * DK + key, continued, qkv_row, K, COLUMNS)
-    for i in range(end - begin):
+    query = head // GROUP * DK + tl.arange(0, DK)
+    key, value = HK * DK + query, 2 * HK * DK + head * DV + column
+    no_key = tl.zeros([DK], CONV.dtype.element_ty)
+    no_value = tl.zeros([BLOCK_V], CONV.dtype.element_ty)
+    q2, q1, q0, k2, k1, k0 = no_key, no_key, no_key, no_key, no_key, no_key
+    v2, v1, v0 = no_value, no_value, no_value
+    for i in tl.range(0, end - begin, disable_licm=True):  # addresses kept would cost registers
+        token = begin + i
+        q3, q2, q1, q0 = _inputs(QKV, CONV, token, begin, query, continued, qkv_row, K)
+        k3, k2, k1, k0 = _inputs(QKV, CONV, token, begin, key, continued, qkv_row, K)
+        v3, v2, v1, v0 = _inputs(QKV, CONV, token, begin, value, continued, qkv_row, K)
         s = _step(
-            s, QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, RAW, OUT, begin + i, begin,
-            continued, head, part, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap, HK, HV, DK,
-            DV, BLOCK_V, K,
+            s, _convolved(CONV_WEIGHT, q3, q2, q1, q0, query, tap_channel, tap, K),
+            _convolved(CONV_WEIGHT, k3, k2, k1, k0, key, tap_channel, tap, K),
+            _convolved(CONV_WEIGHT, v3, v2, v1, v0, value, tap_channel, tap, K), Z, B, A, A_LOG,
+            DT_BIAS, NORM, RAW, OUT, token, head, part, eps, z_row, b_row, a_row, HV, DK, DV,
+            BLOCK_V,
         )  # fmt: skip
         if SNAPSHOTS is not None:  # noqa: SIM102
             if (start + i + 1) % EVERY == 0:
@@ -217,14 +236,14 @@ def _delta_net_decode(
         # All threads of the program, and of those of the same key head, have read old inputs.
         if _is_last_to_arrive(ARRIVED + row * HK + head // GROUP, GROUP * PARTS):
             if has_slot:
-                store_inputs(CONV, new_queries, key, K, COLUMNS)
-                store_inputs(CONV, new_keys, HK * DK + key, K, COLUMNS)
+                store_last_inputs(CONV, q2, q1, q0, query, K)
+                store_last_inputs(CONV, k2, k1, k0, key, K)
             if PARTS > 1:
                 _norm_of_heads(
                     RAW, Z, NORM, OUT, begin, end, head // GROUP, eps, z_row, HV, DV, GROUP, HEADS
                 )
         if has_slot:
-            store_inputs(CONV, new_values, value, K, COLUMNS)
+            store_last_inputs(CONV, v2, v1, v0, value, K)
 
 
 @dataclass(frozen=True, slots=True)
