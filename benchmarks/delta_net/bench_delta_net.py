@@ -55,11 +55,11 @@ TILES = [
     PromptTiles(scan_stages=3),
     PromptTiles(block_v=128, scan_warps=8),
     PromptTiles(scan_warps=8),
-    PromptTiles(local_registers=255),
+    PromptTiles(local_registers=128),
     PromptTiles(local_warps=8, local_registers=128),
-    PromptTiles(part=128, local_registers=255),
-    PromptTiles(unit_registers=80),
-    PromptTiles(unit_warps=4, norm_warps=8),
+    PromptTiles(channels=1024, input_warps=4, norm_warps=8),
+    PromptTiles(channels=512, input_warps=4),
+    PromptTiles(channels=256, input_warps=1),
 ]
 DECODE_TILES = [
     DecodeTiles(),

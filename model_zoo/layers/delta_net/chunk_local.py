@@ -1,8 +1,6 @@
 # chunk_local: all of a prompt's chunks that does not depend on the state before them.
 #   grid      (programs, Hv): a program has chunks of a value head
-#   reads     what unit_keys wrote; qkv's values, b, a at the chunk's tokens; of a row's slot the
-#             last inputs of the convolution, at the first tokens of a row that continues; the
-#             layer's weights
+#   reads     what prompt_inputs wrote; b, a at the chunk's tokens; a_log, dt_bias
 #   writes    of each token, with G the sum of g since the chunk's beginning,
 #             D_ij = exp(G_i - G_j) for i >= j, and A = tril(beta K K^T * D, -1):
 #             u = (I + A)^-1 beta V [T, Hv, Dv]; w = (I + A)^-1 beta exp(G) K [T, Hv, Dk];
@@ -15,7 +13,7 @@
 #             and cancel
 #   launch    waits before it launches dependents; programs without a chunk wait, too, since a
 #             kernel after this one may read what those before it wrote
-#   bound     memory, 36 KB a token of 48 heads that it writes and 12 KB that it reads; then the
+#   bound     memory, 30 KB a token of 48 heads that it writes and 20 KB that it reads; then the
 #             latency of the substitution's 15 steps
 #   checked   tests/model_zoo/layers/delta_net/test_delta_net_prompts.py against float64
 from __future__ import annotations
@@ -24,8 +22,7 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
-from model_zoo.layers.delta_net.chunk_plan import chunk_of
-from model_zoo.layers.delta_net.convolution import LOG2_E, convolved, log_decay, step_size
+from model_zoo.layers.delta_net.convolution import LOG2_E, log_decay, step_size
 
 
 @triton.jit
@@ -65,10 +62,9 @@ def unit_lower_inverse(a, PRECISION: tl.constexpr):
 
 @triton.jit
 def _chunk_local(
-    QKV, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, CONV, CU_SEQLENS, LENGTHS, SLOTS, CHUNKS, COUNTS,
-    Q, K_IN, U, W, P, DECAY, LEFT, qkv_row, b_row, a_row, tap_channel, tap, conv_slot,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
-    CHUNK: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    B, A, A_LOG, DT_BIAS, CHUNKS, COUNTS, Q, K_IN, V, U, W, P, DECAY, LEFT, b_row, a_row,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
+    PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     dtype = Q.dtype.element_ty
@@ -76,9 +72,7 @@ def _chunk_local(
     if DEPENDENT:
         wait_for_launcher()
     for index in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0), disable_licm=True):
-        first, last, begin, has_old, conv = chunk_of(
-            CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot, K
-        )
+        first, last = tl.load(CHUNKS + index * 3 + 1), tl.load(CHUNKS + index * 3 + 2)
         token = first + tl.arange(0, CHUNK)
         real = token < last
         at = token.to(tl.int64)
@@ -113,11 +107,7 @@ def _chunk_local(
             w = tl.dot(inverse, part, input_precision=PRECISION).to(dtype)
             tl.store(W + of_head * DK + key, w, mask=real[:, None])
         for column in range(0, DV, PART):
-            value = column + tl.arange(0, PART)
-            v = convolved(
-                QKV, conv, CONV_WEIGHT, tl.minimum(token, last - 1)[:, None], begin,
-                2 * HK * DK + head * DV + value, has_old, qkv_row, tap_channel, tap, K,
-            )  # fmt: skip
-            weighted = (v * beta[:, None]).to(dtype)
-            u = tl.dot(inverse, weighted, input_precision=PRECISION).to(dtype)
-            tl.store(U + of_head * DV + value[None, :], u, mask=real[:, None])
+            value = of_head * DV + column + tl.arange(0, PART)[None, :]
+            v = tl.load(V + value, mask=real[:, None], other=0.0)
+            u = tl.dot(inverse, v, input_precision=PRECISION).to(dtype)
+            tl.store(U + value, u, mask=real[:, None])

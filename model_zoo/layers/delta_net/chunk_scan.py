@@ -58,8 +58,8 @@ def _chunk(
 
 @triton.jit
 def _chunk_scan(
-    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS, COUNTS,
-    OUT, qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS,
+    COUNTS, OUT, qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr,
     DEPENDENT: tl.constexpr,

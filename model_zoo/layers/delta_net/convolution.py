@@ -16,47 +16,6 @@ def silu(x):
 
 
 @triton.jit
-def _vector(x, like):
-    """x [C] as a row of a tile, or as it is where `like` is no tile."""
-    if len(like.shape) == 2:
-        return x[None, :]
-    else:
-        return x
-
-
-@triton.jit
-def convolved(
-    QKV, CONV, WEIGHT, token, begin, channel, has_old, qkv_row, tap_channel, tap, K: tl.constexpr
-):
-    """silu of the causal convolution at `token`, a scalar or [T, 1], of `channel` [C], in float32.
-
-    CONV     of the sequence's slot: inputs before its row's first token, `begin`
-    tap_channel, tap  strides of WEIGHT [conv_dim, K]
-    has_old  whether they are needed: the sequence has some, and `token` is near its row's first.
-             Otherwise inputs before `begin` count as zeros
-
-    Products are added from the oldest input to the newest, wherever inputs come from, so that a
-    row which is cut gets the same bits.  Weights are loaded as vectors: a tile's layout is that of
-    the inputs then.
-    """
-    total = tl.zeros_like(token + _vector(channel, token)).to(tl.float32)
-    weight = WEIGHT + channel * tap_channel
-    if has_old:
-        for place in tl.static_range(K - 1):
-            older = tl.zeros_like(channel).to(tl.float32)
-            for j in tl.static_range(K - 1 - place):
-                x = tl.load(CONV + channel * (K - 1) + place + j).to(tl.float32)
-                older += tl.load(weight + j * tap).to(tl.float32) * x
-            total = tl.where(token == begin + place, _vector(older, token), total)
-    for j in tl.static_range(K):
-        at = token + (j - (K - 1))
-        source = QKV + at.to(tl.int64) * qkv_row + _vector(channel, token)
-        x = tl.load(source, mask=at >= begin, other=0.0).to(tl.float32)
-        total += _vector(tl.load(weight + j * tap).to(tl.float32), token) * x
-    return silu(total)
-
-
-@triton.jit
 def input_before(
     QKV, CONV, BACK: tl.constexpr, token, begin, channel, continued, qkv_row, K: tl.constexpr
 ):

@@ -20,7 +20,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetState,
     DeltaNetWeights,
 )
-from model_zoo.layers.delta_net.unit_keys import _unit_keys
+from model_zoo.layers.delta_net.prompt_inputs import _prompt_inputs
 
 MAX_PROMPTS = 8  # rows that programs of their own scan at a time
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
@@ -30,12 +30,13 @@ SPARE_CHUNKS = 16  # programs beyond those that full chunks need
 class PromptTiles:
     """Tile sizes and compile options.
 
+    channels that a program of prompt_inputs has, at most
     part     columns of u and w that chunk_local computes at once
     block_v  columns of a state that a program of chunk_scan has
     """
 
-    unit_warps: int = 8
-    unit_registers: int = 128  # two programs a multiprocessor
+    channels: int = 512
+    input_warps: int = 2
     part: int = 64
     local_warps: int = 4
     local_registers: int = 168  # three programs a multiprocessor
@@ -71,6 +72,11 @@ def prompt_tiles(dtype: torch.dtype, device: torch.device, head_dim: int) -> Pro
     return tiles
 
 
+def _divisor(number: int, most: int) -> int:
+    """The largest power of two that divides it, `most` at most: both are multiples of a head."""
+    return min(number & -number, most)
+
+
 def delta_net_prompts(
     qkv: Tensor,
     z: Tensor,
@@ -97,27 +103,30 @@ def delta_net_prompts(
     dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
     options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
     precision = "tf32x3" if qkv.dtype == torch.float32 else "tf32"
-    q, k = (qkv.new_empty(tokens, key_heads, key_dim) for _ in range(2))
-    u = qkv.new_empty(tokens, value_heads, value_dim)
+    qk = qkv.new_empty(2, tokens, key_heads, key_dim)
+    v, u = (qkv.new_empty(tokens, value_heads, value_dim) for _ in range(2))
     w = qkv.new_empty(tokens, value_heads, key_dim)
     p = qkv.new_empty(tokens, value_heads, CHUNK)
     decay, left = torch.empty(2, tokens, value_heads, dtype=torch.float32, device=qkv.device)
     chunks = min(len(plan.chunks), tokens // CHUNK + SPARE_CHUNKS)
-    where = (rows.cu_seqlens, rows.cache_seqlens, rows.slots, plan.chunks, plan.counts)
-    strides = (*weights.conv.stride(), state.conv.stride(0))
-    _unit_keys[(chunks, 2 * key_heads)](
-        qkv, weights.conv, state.conv, *where, q, k, qkv.stride(0), *strides, HK=key_heads,
-        DK=key_dim, K=size, num_warps=tiles.unit_warps, maxnreg=tiles.unit_registers, **options,
+    keys = _divisor(key_heads * key_dim, tiles.channels)
+    values = _divisor(value_heads * value_dim, tiles.channels)
+    blocks = 2 * key_heads * key_dim // keys + value_heads * value_dim // values
+    _prompt_inputs[(chunks, blocks)](
+        qkv, b, weights.conv, state.conv, rows.cu_seqlens, rows.cache_seqlens, rows.slots,
+        plan.chunks, plan.counts, qk, v, tokens, qkv.stride(0), b.stride(0),
+        *weights.conv.stride(), state.conv.stride(0), KEYS=keys, VALUES=values, K=size,
+        num_warps=tiles.input_warps, **dims, **dependent_launch(qkv.device),
     )  # fmt: skip
     _chunk_local[(chunks, value_heads)](
-        qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, *where, q, k, u, w, p,
-        decay, left, qkv.stride(0), b.stride(0), a.stride(0), *strides, K=size,
-        PART=min(tiles.part, key_dim, value_dim), PRECISION=precision, num_warps=tiles.local_warps,
-        num_stages=1, maxnreg=tiles.local_registers, **dims, **options,
+        b, a, weights.a_log, weights.dt_bias, plan.chunks, plan.counts, qk[0], qk[1], v, u, w, p,
+        decay, left, b.stride(0), a.stride(0), PART=min(tiles.part, key_dim, value_dim),
+        PRECISION=precision, num_warps=tiles.local_warps, num_stages=1,
+        maxnreg=tiles.local_registers, **dims, **options,
     )  # fmt: skip
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MAX_PROMPTS), value_heads * (value_dim // block_v))](
-        q, k, u, w, p, decay, left, qkv, state.conv, state.state, rows.cu_seqlens,
+        qk[0], qk[1], u, w, p, decay, left, qkv, state.conv, state.state, rows.cu_seqlens,
         rows.cache_seqlens, rows.slots, None if snapshots is None else snapshots.slots, plan.rows,
         plan.counts, out, qkv.stride(0), state.conv.stride(0), state.state.stride(0),
         0 if snapshots is None else snapshots.slots.stride(0), BLOCK_V=block_v, K=size,

@@ -69,7 +69,7 @@ def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(s
 
 
 def test_prompts_are_four_launches_and_a_plan(shipped: Shipped):
-    expected = ["_plan_chunks", "_unit_keys", "_chunk_local", "_chunk_scan", "_gated_norm"]
+    expected = ["_plan_chunks", "_prompt_inputs", "_chunk_local", "_chunk_scan", "_gated_norm"]
     for name in PROMPTS:
         assert list(shipped[name]) == expected
 
@@ -86,4 +86,4 @@ def test_programs_of_chunks_share_a_multiprocessor(shipped: Shipped):
         if name != IN_FP32:
             kernels = shipped[name]
             assert count(kernels["_chunk_local"]["operations"], "HGMMA") >= 16
-            assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_unit_keys"))
+            assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_prompt_inputs"))
