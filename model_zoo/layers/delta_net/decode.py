@@ -256,9 +256,9 @@ class DecodeTiles:
     evict       eviction policy of the states' loads and stores
     """
 
-    block_v: int = 32
-    warps: int = 4
-    registers: int = 128
+    block_v: int = 64
+    warps: int = 2
+    registers: int = 255
     prefetched: int = 4
     evict: str = "evict_first"
 

@@ -102,19 +102,19 @@ def _prompt_inputs(
             CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot
         )
         if block < KEY_BLOCKS:
-            channel = block * KEYS + tl.arange(0, KEYS)
+            key = block * KEYS + tl.arange(0, KEYS)
             is_key = block >= KEY_BLOCKS // 2
             out = QK + is_key.to(tl.int64) * tokens * (HK * DK)
-            to = (block % (KEY_BLOCKS // 2)) * KEYS + tl.arange(0, KEYS)
+            of_key = (block % (KEY_BLOCKS // 2)) * KEYS + tl.arange(0, KEYS)
             scale = tl.where(is_key, 1.0, DK**-0.5)
             _channels(
-                QKV, B, CONV_WEIGHT, conv, out, first, last, begin, continued, channel, to, 0,
+                QKV, B, CONV_WEIGHT, conv, out, first, last, begin, continued, key, of_key, 0,
                 scale, qkv_row, b_row, tap_channel, tap, HK * DK, DK, K, False,
             )  # fmt: skip
         else:
-            to = (block - KEY_BLOCKS) * VALUES + tl.arange(0, VALUES)
+            value = (block - KEY_BLOCKS) * VALUES + tl.arange(0, VALUES)
             head = (block - KEY_BLOCKS) * (VALUES // DV)
             _channels(
-                QKV, B, CONV_WEIGHT, conv, V, first, last, begin, continued, 2 * HK * DK + to, to,
-                head, 1.0, qkv_row, b_row, tap_channel, tap, HV * DV, DV, K, True,
+                QKV, B, CONV_WEIGHT, conv, V, first, last, begin, continued, 2 * HK * DK + value,
+                value, head, 1.0, qkv_row, b_row, tap_channel, tap, HV * DV, DV, K, True,
             )  # fmt: skip
