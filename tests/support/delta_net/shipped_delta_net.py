@@ -88,7 +88,7 @@ for value_heads in (32, 48):
         name = f"delta_net_prompts {value_heads} {state}"
         DELTA_NET[name] = partial(call_prompts, value_heads, dtype, False)
 DELTA_NET["delta_net_prompts 48 fp32 snapshots"] = partial(call_prompts, 48, FP32, True)
-for dim in (16, 32, 64):
+for dim in (16, 32):
     name = f"delta_net_prompts of {dim}"
     DELTA_NET[name] = partial(call_prompts, 32, FP32, False, BF16, dim)
 DELTA_NET["delta_net_prompts in fp32"] = partial(call_prompts, 32, FP32, False, FP32)
