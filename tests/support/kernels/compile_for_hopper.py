@@ -28,7 +28,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
-from tests.support.kernels.matrix_descriptors import stray_descriptors
+from tests.support.machine_code.matrix_descriptors import stray_descriptors
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory that a block may have
