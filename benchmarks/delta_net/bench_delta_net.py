@@ -41,7 +41,7 @@ from benchmarks.delta_net.layers import (
     make_step,
 )
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
@@ -52,15 +52,21 @@ MAX_LAYERS = 24
 STATES = {"fp32": torch.float32, "bf16": BF16}
 TILES = [
     PromptTiles(),
-    PromptTiles(scan_stages=2),
-    PromptTiles(scan_warps=4),
-    PromptTiles(block_v=32, scan_stages=2),
-    PromptTiles(block_v=32, scan_warps=4),
-    PromptTiles(block_v=128, scan_stages=2),
-    PromptTiles(local_registers=255),
-    PromptTiles(part=32),
-    PromptTiles(part=128, local_registers=255),
-    PromptTiles(unit_warps=4, norm_warps=8),
+    PromptTiles(scan_stages=3),
+    PromptTiles(block_v=128, scan_warps=8),
+    PromptTiles(local_registers=128),
+    PromptTiles(input_warps=4),
+    PromptTiles(channels=256, input_warps=1),
+]
+DECODE_TILES = [
+    DecodeTiles(),
+    DecodeTiles(block_v=64, warps=4, registers=168),
+    DecodeTiles(block_v=128, warps=4),
+    DecodeTiles(block_v=32, warps=4),
+    DecodeTiles(block_v=32, warps=4, registers=128),
+    DecodeTiles(block_v=32, warps=4, registers=96),
+    DecodeTiles(block_v=32, warps=2, registers=168),
+    DecodeTiles(block_v=16, warps=2, registers=128),
 ]
 Call = Callable[[DeltaNetStep], object]
 
@@ -93,8 +99,8 @@ def candidates(step: DeltaNetStep) -> dict[str, Call]:
     out = torch.empty(step.z.shape, dtype=BF16, device="cuda")
     if step.rows.max_tokens <= MAX_DECODE_TOKENS:
         return {
-            f"{warps} warps": lambda s, w=warps: delta_net_decode(*s.arguments, out, num_warps=w)
-            for warps in (4, 8)
+            str(tiles): lambda s, t=tiles: delta_net_decode(*s.arguments, out, t)
+            for tiles in DECODE_TILES
         }
     return {
         str(tiles): lambda s, t=tiles: delta_net_prompts(*s.arguments, s.rows.chunks, out, t)

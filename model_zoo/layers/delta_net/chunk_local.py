@@ -1,12 +1,11 @@
 # chunk_local: all of a prompt's chunks that does not depend on the state before them.
 #   grid      (programs, Hv): a program has chunks of a value head
-#   reads     what unit_keys wrote; qkv's values, b, a at the chunk's tokens; of a row's slot the
-#             last inputs of the convolution, at the first tokens of a row that continues; the
-#             layer's weights
+#   reads     what prompt_inputs wrote; b, a at the chunk's tokens; a_log, dt_bias
 #   writes    of each token, with G the sum of g since the chunk's beginning,
 #             D_ij = exp(G_i - G_j) for i >= j, and A = tril(beta K K^T * D, -1):
 #             u = (I + A)^-1 beta V [T, Hv, Dv]; w = (I + A)^-1 beta exp(G) K [T, Hv, Dk];
-#             p = tril(Q K^T * D) [T, Hv, CHUNK]; all in the type of qkv; G [T, Hv] float32
+#             p = tril(Q K^T * D) [T, Hv, CHUNK]; all in the type of qkv, and w negated; exp(G) and
+#             exp(G' - G) [T, Hv] float32, where G' is the chunk's last G
 #   math      tensor cores, float32 sums.  (I + A)^-1: blocks of 16 on the diagonal by forward
 #             substitution in float32, then with B of these inverses and N = -B A', where A' is A
 #             without these blocks: N^4 = 0, so (I + A)^-1 = (I + N + N^2 + N^3) B.  A series in
@@ -14,7 +13,7 @@
 #             and cancel
 #   launch    waits before it launches dependents; programs without a chunk wait, too, since a
 #             kernel after this one may read what those before it wrote
-#   bound     memory, 36 KB a token of 48 heads that it writes and 12 KB that it reads; then the
+#   bound     memory, 30 KB a token of 48 heads that it writes and 20 KB that it reads; then the
 #             latency of the substitution's 15 steps
 #   checked   tests/model_zoo/layers/delta_net/test_delta_net_prompts.py against float64
 from __future__ import annotations
@@ -23,8 +22,7 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
-from model_zoo.layers.delta_net.chunk_plan import chunk_of
-from model_zoo.layers.delta_net.convolution import convolved, log_decay, step_size
+from model_zoo.layers.delta_net.convolution import LOG2_E, log_decay, step_size
 
 
 @triton.jit
@@ -64,9 +62,8 @@ def unit_lower_inverse(a, PRECISION: tl.constexpr):
 
 @triton.jit
 def _chunk_local(
-    QKV, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, CONV, CU_SEQLENS, LENGTHS, SLOTS, CHUNKS, COUNTS,
-    Q, K_IN, U, W, P, G, qkv_row, b_row, a_row, tap_channel, tap, conv_slot, HK: tl.constexpr,
-    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr,
+    B, A, A_LOG, DT_BIAS, CHUNKS, COUNTS, Q, K_IN, V, U, W, P, DECAY, LEFT, b_row, a_row,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
     PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
@@ -75,9 +72,7 @@ def _chunk_local(
     if DEPENDENT:
         wait_for_launcher()
     for index in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0), disable_licm=True):
-        first, last, begin, has_old, conv = chunk_of(
-            CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot, K
-        )
+        first, last = tl.load(CHUNKS + index * 3 + 1), tl.load(CHUNKS + index * 3 + 2)
         token = first + tl.arange(0, CHUNK)
         real = token < last
         at = token.to(tl.int64)
@@ -92,16 +87,19 @@ def _chunk_local(
             tl.load(A + at * a_row + head, mask=real, other=0.0), tl.load(A_LOG + head),
             tl.load(DT_BIAS + head),
         )  # fmt: skip
-        total = tl.cumsum(tl.where(real, g, 0.0), 0)
-        tl.store(G + at * HV + head, total, mask=real)
+        g = tl.where(real, g * LOG2_E, 0.0)  # exp2 is an instruction, exp is five
+        total = tl.cumsum(g, 0)
+        since_begin = tl.exp2(total)
+        tl.store(DECAY + at * HV + head, since_begin, mask=real)
+        tl.store(LEFT + at * HV + head, tl.exp2(tl.sum(g, 0) - total), mask=real)
         i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-        decay = tl.exp(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
+        decay = tl.exp2(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
         p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
         p = tl.where(i >= j, p, 0.0).to(dtype)
         tl.store(P + of_head * CHUNK + j, p, mask=real[:, None])
         system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
         inverse = unit_lower_inverse(tl.where(i > j, system, 0.0), PRECISION).to(dtype)
-        scale = beta * tl.exp(total)
+        scale = -beta * since_begin
         for column in range(0, DK, PART):  # few columns at once need few registers
             key = column + tl.arange(0, PART)[None, :]
             part = tl.load(K_IN + of_key_head + key, mask=real[:, None], other=0.0)
@@ -109,11 +107,7 @@ def _chunk_local(
             w = tl.dot(inverse, part, input_precision=PRECISION).to(dtype)
             tl.store(W + of_head * DK + key, w, mask=real[:, None])
         for column in range(0, DV, PART):
-            value = column + tl.arange(0, PART)
-            v = convolved(
-                QKV, conv, CONV_WEIGHT, tl.minimum(token, last - 1)[:, None], begin,
-                2 * HK * DK + head * DV + value, has_old, qkv_row, tap_channel, tap, K,
-            )  # fmt: skip
-            weighted = (v * beta[:, None]).to(dtype)
-            u = tl.dot(inverse, weighted, input_precision=PRECISION).to(dtype)
-            tl.store(U + of_head * DV + value[None, :], u, mask=real[:, None])
+            value = of_head * DV + column + tl.arange(0, PART)[None, :]
+            v = tl.load(V + value, mask=real[:, None], other=0.0)
+            u = tl.dot(inverse, v, input_precision=PRECISION).to(dtype)
+            tl.store(U + value, u, mask=real[:, None])

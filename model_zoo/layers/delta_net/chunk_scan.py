@@ -8,7 +8,9 @@
 #             slots: chunk_local, which reads the slots' old ones, has ended
 #   math      with the state S: v = u - w S; o = exp(G) q S + p v; S <- exp(G') S +
 #             k^T (exp(G' - G) v), where G' is the chunk's last G.  S in float32 registers, rounded
-#             to the type of qkv for products
+#             to the type of qkv for products.  All of it transposed: S^T and v^T are then the first
+#             matrices of products, which tensor cores take from the registers where the products
+#             before left them
 #   launch    waits before it launches dependents
 #   bound     latency: four products a chunk, of which three depend on each other; the next chunk's
 #             tensors are copied meanwhile
@@ -24,11 +26,14 @@ from model_zoo.layers.delta_net.convolution import copy_inputs
 
 @triton.jit
 def _chunk(
-    s, Q, K_IN, U, W, P, G, OUT, at, last, real, head, part, HK: tl.constexpr, HV: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, CHUNK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, at, last, real, head, part, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr,
+    CHUNK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The chunk of the tokens `at` before `last`: its output is stored; -> the state after it."""
+    """The chunk of the tokens `at` before `last`: its output is stored; -> the state after it.
+
+    s [BLOCK_V, DK]: the state's transpose
+    """
     key = tl.arange(0, DK)[None, :]
     value = part * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
     mask, of_head = real[:, None], (at * HV + head)[:, None]
@@ -38,22 +43,23 @@ def _chunk(
     q = tl.load(Q + of_key_head, mask=mask, other=0.0)
     k = tl.load(K_IN + of_key_head, mask=mask, other=0.0)
     p = tl.load(P + of_head * CHUNK + tl.arange(0, CHUNK)[None, :], mask=mask, other=0.0)
-    total = tl.load(G + at * HV + head, mask=real, other=0.0)
-    final = tl.load(G + (last - 1).to(tl.int64) * HV + head)
+    decay = tl.load(DECAY + at * HV + head, mask=real, other=0.0)[None, :]
+    left = tl.load(LEFT + at * HV + head, mask=real, other=0.0)[None, :]
+    final = tl.load(DECAY + (last - 1).to(tl.int64) * HV + head)
     rounded = s.to(w.dtype)
-    v = u.to(tl.float32) - tl.dot(w, rounded, input_precision=PRECISION)
-    o = tl.dot(q, rounded, input_precision=PRECISION) * tl.exp(total)[:, None]
-    o = tl.dot(p, v.to(w.dtype), o, input_precision=PRECISION)
-    tl.store(OUT + of_head * DV + value, o.to(OUT.dtype.element_ty), mask=mask)
-    left = tl.where(real, tl.exp(final - total), 0.0)
-    v = (v * left[:, None]).to(w.dtype)
-    return tl.dot(tl.trans(k), v, s * tl.exp(final), input_precision=PRECISION)
+    one = (tl.arange(0, BLOCK_V)[:, None] == tl.arange(0, BLOCK_V)[None, :]).to(w.dtype)
+    v = tl.dot(one, tl.trans(u), input_precision=PRECISION)  # u needs no registers on its way
+    v = tl.dot(rounded, tl.trans(w), v, input_precision=PRECISION)
+    o = tl.dot(rounded, tl.trans(q), input_precision=PRECISION) * decay
+    o = tl.dot(v.to(w.dtype), tl.trans(p), o, input_precision=PRECISION)
+    tl.store(OUT + of_head * DV + value, tl.trans(o.to(OUT.dtype.element_ty)), mask=mask)
+    return tl.dot((v * left).to(w.dtype), k, s * final, input_precision=PRECISION)
 
 
 @triton.jit
 def _chunk_scan(
-    Q, K_IN, U, W, P, G, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS, COUNTS, OUT,
-    qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS,
+    COUNTS, OUT, qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr, CHUNK: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -63,8 +69,8 @@ def _chunk_scan(
     num_rows = tl.load(COUNTS)
     if DEPENDENT:
         wait_for_launcher()
-    columns = part * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]
-    cell = head * (DK * DV) + tl.arange(0, DK)[:, None] * DV + columns
+    columns = part * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
+    cell = head * (DK * DV) + tl.arange(0, DK)[None, :] * DV + columns
     for index in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), disable_licm=True):
         row = tl.load(ROWS + index)
         begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)
@@ -78,8 +84,8 @@ def _chunk_scan(
             first, last = tl.maximum(bound, begin), tl.minimum(bound + CHUNK, end)
             token = first + tl.arange(0, CHUNK)
             s = _chunk(
-                s, Q, K_IN, U, W, P, G, OUT, token.to(tl.int64), last, token < last, head, part,
-                HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
+                s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, token.to(tl.int64), last, token < last, head,
+                part, HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
             )  # fmt: skip
             if SNAPSHOTS is not None:
                 length = start + last - begin

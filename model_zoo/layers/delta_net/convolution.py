@@ -5,51 +5,52 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+LOG2_E = tl.constexpr(1.4426950408889634)
+
 
 @triton.jit
 def silu(x):
-    return x / (1.0 + tl.exp(-x))
+    """x / (1 + exp(-x)): a square of a reciprocal root, since a division is eight instructions."""
+    root = tl.rsqrt(1.0 + tl.exp2(x * -LOG2_E))
+    return x * root * root
 
 
 @triton.jit
-def _vector(x, like):
-    """x [C] as a row of a tile, or as it is where `like` is no tile."""
-    if len(like.shape) == 2:
-        return x[None, :]
-    else:
-        return x
-
-
-@triton.jit
-def convolved(
-    QKV, CONV, WEIGHT, token, begin, channel, has_old, qkv_row, tap_channel, tap, K: tl.constexpr
+def input_before(
+    QKV, CONV, BACK: tl.constexpr, token, begin, channel, continued, qkv_row, K: tl.constexpr
 ):
-    """silu of the causal convolution at `token`, a scalar or [T, 1], of `channel` [C], in float32.
+    """The convolution's input of `channel` [C], BACK tokens before the scalar `token`, wherever it
+    is: of the row, which begins at `begin`, or of the sequence's slot CONV.  Zero before the
+    sequence, and where the convolution does not reach.  No branch: all loads can be in flight."""
+    if BACK >= K:
+        return tl.zeros(channel.shape, QKV.dtype.element_ty)
+    at = token - BACK
+    new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=at >= begin, other=0.0)
+    if BACK == 0:
+        return new
+    is_old = (at < begin) & continued
+    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
+    return tl.where(at >= begin, new, old)
 
-    CONV     of the sequence's slot: inputs before its row's first token, `begin`
-    tap_channel, tap  strides of WEIGHT [conv_dim, K]
-    has_old  whether they are needed: the sequence has some, and `token` is near its row's first.
-             Otherwise inputs before `begin` count as zeros
 
-    Products are added from the oldest input to the newest, wherever inputs come from, so that a
-    row which is cut gets the same bits.  Weights are loaded as vectors: a tile's layout is that of
-    the inputs then.
-    """
-    total = tl.zeros_like(token + _vector(channel, token)).to(tl.float32)
-    weight = WEIGHT + channel * tap_channel
-    if has_old:
-        for place in tl.static_range(K - 1):
-            older = tl.zeros_like(channel).to(tl.float32)
-            for j in tl.static_range(K - 1 - place):
-                x = tl.load(CONV + channel * (K - 1) + place + j).to(tl.float32)
-                older += tl.load(weight + j * tap).to(tl.float32) * x
-            total = tl.where(token == begin + place, _vector(older, token), total)
-    for j in tl.static_range(K):
-        at = token + (j - (K - 1))
-        source = QKV + at.to(tl.int64) * qkv_row + _vector(channel, token)
-        x = tl.load(source, mask=at >= begin, other=0.0).to(tl.float32)
-        total += _vector(tl.load(weight + j * tap).to(tl.float32), token) * x
-    return silu(total)
+@triton.jit
+def weight_before(WEIGHT, BACK: tl.constexpr, channel, tap_channel, tap, K: tl.constexpr):
+    """The weight of the input BACK tokens before."""
+    if BACK >= K:
+        return tl.zeros(channel.shape, tl.float32)
+    return tl.load(WEIGHT + channel * tap_channel + (K - 1 - BACK) * tap).to(tl.float32)
+
+
+@triton.jit
+def store_last_inputs(CONV, x2, x1, x0, channel, K: tl.constexpr):
+    """To a slot: the last K - 1 inputs, of which x0 is the newest."""
+    at = CONV + channel * (K - 1) + (K - 2)
+    if K > 1:
+        tl.store(at, x0)
+    if K > 2:
+        tl.store(at - 1, x1)
+    if K > 3:
+        tl.store(at - 2, x2)
 
 
 @triton.jit

@@ -10,6 +10,7 @@ from torch import Tensor
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
+    MAX_CONV_WIDTH,
     MAX_DECODE_TOKENS,
     DeltaNetRows,
     DeltaNetState,
@@ -78,6 +79,11 @@ def _by_kernels(
         raise ValueError(
             f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: a GPU "
             "takes powers of two from 16 to 128, a CPU takes any"
+        )
+    if weights.conv.shape[1] > MAX_CONV_WIDTH:
+        raise ValueError(
+            f"a gated delta net's convolution of {weights.conv.shape[1]} tokens "
+            f"(linear_conv_kernel_dim): a GPU takes up to {MAX_CONV_WIDTH}, a CPU takes any"
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     delta_net_decode(qkv, z, b, a, weights, state, rows, out)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 MAX_DECODE_TOKENS = 8  # of a row that the decode kernel handles
+MAX_CONV_WIDTH = 4  # tokens that a kernel's convolution reaches over
 CHUNK = 64  # tokens that a prompt's kernels handle at once; chunks end where positions divide by it
 
 

@@ -29,21 +29,22 @@ def arguments(
     max_tokens: int,
     snapshots: bool,
     dtype: torch.dtype = BF16,
+    dim: int = DIM,
 ) -> tuple:
     """The arguments of gated_delta_net for a layer of Qwen3.5."""
-    widths = [2 * KEY_HEADS * DIM + value_heads * DIM, value_heads * DIM, value_heads, value_heads]
+    widths = [2 * KEY_HEADS * dim + value_heads * dim, value_heads * dim, value_heads, value_heads]
     wide = tensor(tokens, sum(widths), dtype=dtype)
     conv_dim = widths[0]
     weights = DeltaNetWeights(
         conv=tensor(4, conv_dim, dtype=dtype).T,
         a_log=tensor(value_heads, dtype=FP32),
         dt_bias=tensor(value_heads),
-        norm=tensor(DIM),
+        norm=tensor(dim),
         norm_eps=1e-6,
     )
     state = DeltaNetState(
         tensor(SLOTS, conv_dim, 3, dtype=dtype),
-        tensor(SLOTS, value_heads, DIM, DIM, dtype=state_dtype),
+        tensor(SLOTS, value_heads, dim, dim, dtype=state_dtype),
     )
     rows = DeltaNetRows(
         cu_seqlens=tensor(ROWS + 1, dtype=INT32),
@@ -67,11 +68,12 @@ def call_prompts(
     state_dtype: torch.dtype,
     snapshots: bool,
     dtype: torch.dtype = BF16,
+    dim: int = DIM,
 ) -> None:
     tokens = 8192
-    made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype)
+    made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype, dim)
     plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
-    delta_net_prompts(*made, plan, tensor(tokens, value_heads * DIM, dtype=dtype))
+    delta_net_prompts(*made, plan, tensor(tokens, value_heads * dim, dtype=dtype))
 
 
 DELTA_NET: dict[str, Callable[[], None]] = {}
@@ -86,4 +88,7 @@ for value_heads in (32, 48):
         name = f"delta_net_prompts {value_heads} {state}"
         DELTA_NET[name] = partial(call_prompts, value_heads, dtype, False)
 DELTA_NET["delta_net_prompts 48 fp32 snapshots"] = partial(call_prompts, 48, FP32, True)
+for dim in (16, 32):
+    name = f"delta_net_prompts of {dim}"
+    DELTA_NET[name] = partial(call_prompts, 32, FP32, False, BF16, dim)
 DELTA_NET["delta_net_prompts in fp32"] = partial(call_prompts, 32, FP32, False, FP32)

@@ -28,6 +28,8 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 from triton.runtime.driver import driver
 
+from tests.support.machine_code.matrix_descriptors import stray_descriptors
+
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 SHARED_LIMIT = 227 * 1024  # bytes of shared memory that a block may have
 SM_REGISTERS, SM_SHARED, SM_THREADS = 65536, 228 * 1024, 2048
@@ -105,6 +107,7 @@ def describe(name: str, metadata: Any, cubin: bytes) -> dict[str, Any]:
         "resident": resident,  # blocks that fit on an SM
         "operations": operations,
         "hot": hot,
+        "stray": stray_descriptors(sass),
     }
 
 

