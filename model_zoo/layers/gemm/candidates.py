@@ -17,9 +17,6 @@ SKINNY_CONFIGS = {
     32: ((32, 512, 3, 3), (64, 256, 5, 3)),
     64: ((64, 256, 3, 3),),
 }
-# Rings of half of shared memory: the next GEMM's programs start, and fill theirs, while this one's
-# last are busy, so that memory is never idle.  Few rows of x leave room for it.
-HALF_RING, HALF_ROWS = (64, 256, 3, 2), 8
 
 
 def candidates(device: torch.device, rows: int, outputs: int, inputs: int) -> list[GemmImpl]:
@@ -40,8 +37,6 @@ def gemm_candidates(
     if capability == (9, 0):
         rings = next(rings for limit, rings in SKINNY_CONFIGS.items() if rows <= limit)
         others = [whole_tiles(*ring, programs, outputs, inputs) for ring in rings]
-        if rows <= HALF_ROWS:
-            others.append(whole_tiles(*HALF_RING, programs, outputs, inputs))
         block_n, block_k, stages, x_stages = rings[-1]
         others.append(SkinnyGemm(block_n, block_k, stages, programs, x_stages=x_stages))
     else:

@@ -94,10 +94,6 @@ def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[Ski
         )  # fmt: skip
 
     found = [gemm(programs, 1)] if ring.block_n >= 64 else []
-    if ring.resident == 2:
-        # The other half of the SM is for the next GEMM's programs, which fill their rings while
-        # these end.
-        found.append(gemm(processors, 1))
     if tiles >= 0.8 * waves * programs or ring.block_n < 64:
         found.append(gemm(used, blocks))
     return found

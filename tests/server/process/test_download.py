@@ -48,8 +48,10 @@ def test_a_server_whose_model_is_downloaded_is_alive_and_says_how_far_it_is(
 ):
     launched = downloading(start, hub, tmp_path, api_workers=2)
     launched.wait_until(lambda: launched.status("/livez") == 200)
-    launched.wait_until(lambda: "downloading 6" in launched.get("/readyz").text)
-    for _ in range(8):  # whichever process answers
+    launched.wait_until(  # until both processes know
+        lambda: all("downloading 6" in launched.get("/readyz").text for _ in range(8))
+    )
+    for _ in range(8):
         loading = launched.get("/readyz")
         assert (loading.status_code, loading.json()["error"]["code"]) == (503, "loading")
         refused = httpx.post(f"{launched.url}/v1/completions", json=REQUEST)
