@@ -75,7 +75,7 @@ class SamplingParams(Struct, frozen=True, array_like=True):
         )
 
 
-class PromptImage(Struct, frozen=True, array_like=True):
+class PromptImage(Struct, frozen=True, array_like=True, weakref=True):
     """An image of a prompt, decoded and resized to what the model sees.
 
     The tokens `start` to `start + num_tokens` of the prompt are placeholders, which are the same

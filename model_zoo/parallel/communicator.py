@@ -11,9 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# PyTorch 2.13 has a new name for it.
-GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
 
 class Communicator(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -72,5 +69,9 @@ class ProcessGroupCommunicator:
         """[size, *x.shape]"""
         x = x.contiguous()
         found = torch.empty(self._size, *x.shape, dtype=x.dtype, device=x.device)
-        GATHER(found.flatten(0, 1), x, group=self._group)
+        # PyTorch 2.13 has a new name for it.
+        name = "all_gather_into_tensor"
+        if hasattr(dist, "all_gather_single"):
+            name = "all_gather_single"
+        getattr(dist, name)(found.flatten(0, 1), x, group=self._group)
         return found

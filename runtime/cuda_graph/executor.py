@@ -86,6 +86,9 @@ class GraphExecutor:
         self.image_counts = ImageCounts() if images is None else images.counts
         self.announce: Announce | None = None
         self._batch: Batch | None = None  # of the last step
+        # Of a model that is divided: a rank whose capture failed would not take part in the sums of
+        # the others' replays, and all its later sums would be theirs of a step before.
+        self.must_capture = False
         self._outputs: StepTensors | None = None
         self._row_outputs: OutputCopy | None = None
         self._deferred: DeferredRows | None = None
@@ -101,12 +104,12 @@ class GraphExecutor:
     def measure_graphs(self) -> int:
         """The bytes of all graphs; 0 if none can be captured: steps run without.
 
-        Raises only out-of-memory errors.
+        Raises only out-of-memory errors, unless must_capture.
         """
         try:
             total, self.planner.bytes_per_graph = self.graphs.measure(self._buckets.graphs())
         except RuntimeError as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or self.must_capture:
                 raise
             self.planner.give_up("steps", error)
             return 0
@@ -223,6 +226,8 @@ class GraphExecutor:
         try:
             self.graphs.capture(bucket)
         except RuntimeError as error:  # out of memory, or an operation that cannot be captured
+            if self.must_capture:
+                raise
             self.planner.give_up(f"a step of {bucket.tokens} tokens", error)
 
     def _dry_run(self, bucket: Bucket) -> None:

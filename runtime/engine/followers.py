@@ -26,6 +26,10 @@ GC_THRESHOLD = 50_000  # allocations between two collections: a step makes hundr
 LOOK_SECONDS = 1.0
 END_SECONDS = 5.0
 EXPLAIN_SECONDS = 1.0
+OUT_OF_MEMORY = (
+    "memory ran out in a step, perhaps because another program took what was free when the engine "
+    "started: it starts again with what is free now; lower --gpu-memory if that comes back"
+)
 
 
 class RankArgs(msgspec.Struct, frozen=True, kw_only=True):

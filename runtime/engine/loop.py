@@ -199,7 +199,8 @@ class Engine:
         model_output = pending.wait()
         # The device began when the step was queued, or when the previous step ended.
         began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
-        self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
+        if not scheduler_output.has_images:  # the encoder's time is that of no token
+            self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
         columns = self.committer.commit(scheduler_output, model_output)
         if self._grammars is not None and self._grammars.live:
             rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)

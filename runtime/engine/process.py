@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from runtime.config import ConfigError, EngineConfig
-from runtime.engine.followers import GC_THRESHOLD, Followers, StallWatch
+from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
@@ -48,10 +48,6 @@ IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
 ID_IN_USE = "a request with this id is running already"
-OUT_OF_MEMORY = (
-    "memory ran out in a step, perhaps because another program took what was free when the engine "
-    "started: it starts again with what is free now; lower --gpu-memory if that comes back"
-)
 
 
 class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,24 +177,29 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         gc.enable()
         timeline.mark("imports")
         ranks = ALONE
-        if followers is not None:
-            config = args.config
-            ranks = Ranks.join(
-                0,
-                config.tensor_parallel,
-                _store(args),
-                device=config.device,
-                deterministic=config.deterministic,
+        try:
+            if followers is not None:
+                config = args.config
+                ranks = Ranks.join(
+                    0,
+                    config.tensor_parallel,
+                    _store(args),
+                    device=config.device,
+                    deterministic=config.deterministic,
+                )
+                timeline.mark("ranks")
+            loaded = load(
+                args.config,
+                ProgressReport(publisher),
+                epoch=args.epoch,
+                timeline=timeline,
+                compilers=compilers,
+                ranks=ranks,
             )
-            timeline.mark("ranks")
-        loaded = load(
-            args.config,
-            ProgressReport(publisher),
-            epoch=args.epoch,
-            timeline=timeline,
-            compilers=compilers,
-            ranks=ranks,
-        )
+        except RuntimeError as error:
+            if followers is not None and is_between_ranks(error):
+                followers.fail_between_ranks(error)
+            raise
         if compilers is not None:
             compilers.close()  # in case no kernel was compiled
         vocab_size = loaded.ready.vocab_size

@@ -11,7 +11,12 @@ import signal
 import sys
 import time
 
-from runtime.engine.followers import CONFIGURATION_ERROR, GC_THRESHOLD, RankArgs
+from runtime.engine.followers import (
+    CONFIGURATION_ERROR,
+    GC_THRESHOLD,
+    OUT_OF_MEMORY,
+    RankArgs,
+)
 from runtime.ipc import parent_watch
 from runtime.ipc.broadcast import BroadcastReceiver, RankLost
 
@@ -55,11 +60,16 @@ def main() -> None:
         from attention.backend import UnsupportedAttention
         from model_zoo.config import ModelError
         from runtime.config import ConfigError
+        from runtime.startup.device import is_out_of_memory
 
         time.sleep(SILENT_SECONDS)
         if isinstance(error, ConfigError | ModelError | UnsupportedAttention):
             print(f"error: rank {args.rank}: {error}", file=sys.stderr, flush=True)
             raise SystemExit(CONFIGURATION_ERROR) from None
+        if isinstance(error, RuntimeError) and is_out_of_memory(error):
+            text = f"{OUT_OF_MEMORY}: {str(error).splitlines()[0]}"
+            print(f"error: rank {args.rank}: {text}", file=sys.stderr, flush=True)
+            raise SystemExit(1) from None
         raise
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
+from weakref import ref
 
 import numpy as np
 import torch
@@ -100,7 +101,8 @@ class RowImages:
         self._encode, self._side, self._device = encode, token_side, device
         self._clock = EncoderClock(self.counts, device)
         self._cache = FeatureCache(cache_bytes)
-        self._rows: dict[int, tuple[ImagePositions, tuple[PromptImage, ...]]] = {}  # by slot
+        # By slot; a sequence that ends, however it does, takes its images along.
+        self._rows: dict[int, tuple[ImagePositions, list[ref[PromptImage]]]] = {}
 
     def in_step(self, batch: Batch) -> bool:
         """Whether a token of the batch is of an image, before or after prepare()."""
@@ -123,14 +125,14 @@ class RowImages:
             self._rows.pop(row.slot, None)
             positions = self._positions(row)
             if positions is not None:
-                self._rows[row.slot] = positions, row.images
+                self._rows[row.slot] = positions, [ref(image) for image in row.images]
         self._send_deltas(batch)
         self._clock.collect()
         step_images = self._step_images(batch, num_tokens) if self.in_step(batch) else None
         for slot, _, end in _prefill_rows(batch) if self._rows else ():
             known = self._rows.get(slot)
             if known is not None and end >= known[0].spans[-1].end:
-                self._rows[slot] = known[0], ()  # what is recomputed later is sent again
+                self._rows[slot] = known[0], []  # what is recomputed later is sent again
         return step_images
 
     def _step_images(self, batch: Batch, num_tokens: int) -> StepImages:
@@ -152,7 +154,9 @@ class RowImages:
             for number in positions.overlapping(start, end):
                 span = positions.spans[number]
                 first, last = max(span.start, start), min(span.end, end)
-                features = self._features(images[number])
+                image = images[number]()
+                assert image is not None, "the sequence of a row that is scheduled has its images"
+                features = self._features(image)
                 found.append(features[first - span.start : last - span.start])
                 index[row][first - start : last - start] = np.arange(count, count + last - first)
                 count += last - first

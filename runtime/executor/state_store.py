@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -165,4 +166,6 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
             "hold up steps: check the limit of locked memory (ulimit -l), or set --snapshot-bytes",
             size(len(memory)), int(status),
         )  # fmt: skip
+        with suppress(RuntimeError):  # the next kernel's launch finds the error, and forgets it
+            torch.ones(1, device="cuda")
     return tensor[:num_bytes].view(dtype).view(shape)

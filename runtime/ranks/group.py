@@ -23,7 +23,7 @@ from runtime.memory_plan import MemoryPlan
 START_SECONDS = 1800.0  # that ranks may differ while weights are read and kernels are compiled
 STALL_SECONDS = 30.0  # in which all ranks must have reached the same sum of a step
 # Two GPUs of a host need no multicast, which guests often lack.
-ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0"}
 
 
 @dataclass(frozen=True, slots=True)

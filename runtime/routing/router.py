@@ -81,20 +81,19 @@ class Router:
 
     def choose(self, request: EngineRequest, among: Sequence[int]) -> int:
         """The engine for a request, of those that are ready; it counts as sent there."""
+        if len(self.engines) == 1:  # which reports no load
+            return among[0]
         self._choices += 1
-        works = {engine: NO_WORK for engine in among}
-        chosen = among[0]
-        if len(self.engines) > 1:
-            cached = self.cached_tokens(request, among)
-            times, answer = self._times(among), self._answer_tokens(among)
-            works = {each: work_of(request, cached[each]) for each in among}
+        cached = self.cached_tokens(request, among)
+        times, answer = self._times(among), self._answer_tokens(among)
+        works = {each: work_of(request, cached[each]) for each in among}
 
-            def cost(engine: int) -> tuple[float, int]:
-                record = self.engines[engine]
-                work = add(record.work(), works[engine])
-                return self.seconds(engine, work, times, answer), record.chosen_at
+        def cost(engine: int) -> tuple[float, int]:
+            record = self.engines[engine]
+            work = add(record.work(), works[engine])
+            return self.seconds(engine, work, times, answer), record.chosen_at
 
-            chosen = min(among, key=cost)
+        chosen = min(among, key=cost)
         self.engines[chosen].chosen_at = self._choices
         self.engines[chosen].send(works[chosen])
         return chosen

@@ -43,6 +43,7 @@ class SchedulerOutput(NamedTuple):
     prefilling: list[Sequence]  # of the rows after the decode rows, in order
     load: StepLoad
     held_rows: list[int]  # rows that do not sample after all: their masks were late
+    has_images: bool = False  # prompt tokens of images, which may be encoded first
 
     def without_sampling(self, rows: list[int]) -> SchedulerOutput:
         """This step, whose forward pass is queued already, with `rows` not sampling."""
@@ -238,6 +239,7 @@ class BatchBuilder:
         self.lacks_pages = False  # a chunk was left out for which there was no page
         self.kv_tokens = int(np.add.reduce(decoding.starts))  # read by the decode rows
         self.pairs = 0.0  # query-key pairs of the prefill tokens
+        self.has_images = False
 
     @property
     def num_rows(self) -> int:
@@ -267,6 +269,8 @@ class BatchBuilder:
         self.new_pages += new_pages
         self.sample.append(prefill_done and sequence.request.params.pooling is None)
         self.pairs += count * (start + count / 2)
+        if sequence.request.images and sequence.images_between(start, start + count):
+            self.has_images = True
         sequence.num_computed_tokens += count
         return prefill_done
 
@@ -320,7 +324,7 @@ class BatchBuilder:
             state_copies=copies,
         )
         load = StepLoad(decoding.num_tokens, len(self.tokens), self.kv_tokens, self.pairs)
-        return SchedulerOutput(batch, decoding, self.prefilling, load, [])
+        return SchedulerOutput(batch, decoding, self.prefilling, load, [], self.has_images)
 
 
 def _joined(decode: Int64Array, prefill: list[int]) -> Int64Array:

@@ -23,7 +23,9 @@ from model_zoo.parallel.sharded_checkpoint import open_checkpoint
 from model_zoo.parallel.sharded_config import sharded_config
 from model_zoo.vision.embed import ReadsImages
 from runtime.config import (
+    DEFAULT_SNAPSHOT_BYTES,
     ConfigError,
+    DeviceName,
     DTypeName,
     EngineConfig,
     KVDTypeName,
@@ -45,6 +47,7 @@ from runtime.startup.device import (
     choose_kv_dtype,
     choose_state_dtype,
     choose_threads,
+    free_bytes,
     is_out_of_memory,
     keep_freed_memory,
 )
@@ -212,7 +215,7 @@ class EngineSpec:
                 num_slots=resolved.max_num_seqs,
                 device=self.device,
             )
-        return kind(
+        executor = kind(
             cast(ModelProtocol, model),
             images=images,
             resolved=resolved,
@@ -221,6 +224,9 @@ class EngineSpec:
             backend=backend,
             device=self.device,
         )
+        if not isinstance(executor, TorchExecutor):
+            executor.must_capture = self.ranks.size > 1
+        return executor
 
 
 def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> EngineSpec:
@@ -239,6 +245,12 @@ def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> Engine
             "--calculate-kv-scales is for pages of fp8, the others have no scales: add --kv-dtype "
             "fp8_e4m3, or leave it out"
         )
+    if config.delta_net is not None and requested.prefix_cache and not requested.snapshot_bytes:
+        processes = requested.data_parallel * ranks.size
+        [room] = ranks.least(free_bytes(torch.device("cpu")) // (2 * processes))
+        kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
+        wanted = max(1, min(DEFAULT_SNAPSHOT_BYTES[kind], room))
+        requested = structs.replace(requested, snapshot_bytes=wanted)
     shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads, ranks)
 

@@ -78,7 +78,8 @@ ENGINE_FLAGS = {
     "where the checkpoint has none; without it they are 1",
     "snapshot_every": "tokens of a prompt between two snapshots of recurrent states, which the "
     "prefix cache of models with such states needs (Qwen3.5, Qwen3-Next); at least 64",
-    "snapshot_bytes": "host memory for them; 0: 4 GiB with a GPU, 1 GiB without",
+    "snapshot_bytes": "host memory for them, of each engine and rank; 0: 4 GiB with a GPU, 1 GiB "
+    "without, and at most half of what is free",
     "state_dtype": "type of recurrent states (Qwen3.5, Qwen3-Next); auto: float32",
     "quantization": "auto: run the weights as the checkpoint stores them; fp8: quantize those of "
     "an unquantized checkpoint to 8 bits while they are loaded",

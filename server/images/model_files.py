@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -21,6 +22,7 @@ from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 KNOWN = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
 # Of these classes, where the file has no value.
 PATCH_SIZE, MERGE_SIZE, MIN_PIXELS, MAX_PIXELS = 14, 2, 56 * 56, 28 * 28 * 1280
+log = logging.getLogger(__name__)
 T = TypeVar("T", bound=Struct)
 Size = Annotated[int, Meta(ge=1)]
 
@@ -95,7 +97,10 @@ def _known(path: Path) -> tuple[Path, bytes] | None:
         kind = msgspec.json.decode(raw, type=ProcessorKind)
         if raw_inside := bytes(kind.image_processor):
             raw, kind = raw_inside, msgspec.json.decode(raw_inside, type=ProcessorKind)
-    except (OSError, msgspec.DecodeError):
+    except OSError:
+        return None
+    except msgspec.DecodeError as error:
+        log.warning("%s is not read: %s", path, error)
         return None
     return (path, raw) if kind.image_processor_type in KNOWN else None
 

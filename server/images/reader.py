@@ -39,6 +39,10 @@ class ImageReader:
     decoder: ImageDecoder = field(default_factory=ImageDecoder)
     held_bytes: int = 0  # of open requests
 
+    @property
+    def most_bytes(self) -> int:
+        return MAX_HELD_BYTES
+
     def hold(self, num_bytes: int) -> None:
         """Count bytes until `release`.  Raises RateLimited if others hold too much."""
         if self.held_bytes and self.held_bytes + num_bytes > MAX_HELD_BYTES:

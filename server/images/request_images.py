@@ -99,9 +99,19 @@ class RequestImages:
             copied = place + 1
         return placed + tokens[copied:]
 
-    async def decode(self) -> HeldPixels:
-        """The images as the engine takes them.  Raises RequestError, RateLimited."""
-        held = HeldPixels(self._reader, sum(3 * i.width * i.height for i in self._images))
+    async def decode(self, copies: int) -> HeldPixels:
+        """The images as the engine takes them, once for each of `copies` answers.
+
+        Raises RequestError, RateLimited.
+        """
+        pixels = sum(3 * image.width * image.height for image in self._images)
+        if copies * pixels > self._reader.most_bytes:
+            raise RequestError(
+                "{n} is {}, and the images have {} bytes of pixels for each answer: together at "
+                "most {} are taken: ask for fewer answers, or send fewer or smaller images",
+                (copies, pixels, self._reader.most_bytes),
+            )
+        held = HeldPixels(self._reader, copies * pixels)
         try:
             pairs = zip(self._images, self._starts, strict=True)
             held.images = tuple(await _all([self._decoded(*pair) for pair in pairs]))

@@ -186,7 +186,8 @@ class BackgroundWork:
         state, config = self._state, self._state.config
         if self._start.index == 0:  # one process reports for all of them
             chats = state.tokenizer.template is not None
-            reporter = Reporter(config, state.client, chats=chats)
+            processes = state.model.images is not None
+            reporter = Reporter(config, state.client, chats=chats, processes=processes)
             self._report = asyncio.create_task(reporter.run())
         if state.batches is not None:
             app = line_app(state)

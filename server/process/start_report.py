@@ -26,10 +26,15 @@ LEVELS = get_args(LogLevel)
 class Reporter:
     """Reports changes of the engine, on stdout or in the JSON log."""
 
-    def __init__(self, config: ServerConfig, client: Engine, *, chats: bool = True) -> None:
-        """chats: whether the model has a chat template, for the example request."""
+    def __init__(
+        self, config: ServerConfig, client: Engine, *, chats: bool = True, processes: bool = True
+    ) -> None:
+        """chats: whether the model has a chat template, for the example request.
+
+        processes: whether its files say how images are to be resized for it
+        """
         self._config = config
-        self._chats = chats
+        self._chats, self._processes = chats, processes
         self._client = client
         self._loading = LoadingReport(json=config.log_format == "json")
 
@@ -58,16 +63,22 @@ class Reporter:
                 if not reported:
                     self._loading.end()
                     before, last = Stats(), time.monotonic()
-                    self._say(start_report(self._config, started, chats=self._chats))
+                    self._say(self._full(started))
                 if len(engines) > 1:
                     self._say(engine_line(index, len(engines), started))
                 reported[index] = started
+            if reported.keys() != ready.keys():  # one died: the sums are smaller
+                reported = {index: reported[index] for index in ready}
+                before, last = self._client.stats, time.monotonic()
             elapsed = time.monotonic() - last
             if elapsed >= BUSY_SECONDS:
                 stats = self._client.stats
                 if stats.steps != before.steps:
                     self._say(busy_line(stats, before, elapsed))
                 before, last = stats, time.monotonic()
+
+    def _full(self, ready: Ready) -> str:
+        return start_report(self._config, ready, chats=self._chats, processes=self._processes)
 
     def _reports(self) -> bool:
         return LEVELS.index(self._config.log_level) <= LEVELS.index("info")
@@ -82,8 +93,10 @@ class Reporter:
             print(text, file=sys.stdout, flush=True)
 
 
-def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> str:
-    """The configuration, the limits, and an example request."""
+def start_report(
+    config: ServerConfig, ready: Ready, *, chats: bool = True, processes: bool = True
+) -> str:
+    """The configuration, the limits, and an example request; the rest as Reporter has it."""
     name = config.served_names[0]
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::", "") else config.host
     url = f"http://{f'[{host}]' if ':' in host else host}:{config.port}"
@@ -99,7 +112,7 @@ def start_report(config: ServerConfig, ready: Ready, *, chats: bool = True) -> s
         path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
-    layers = _text_part(ready) + "".join(f"  layers  {line}\n" for line in ready.layers)
+    layers = _text_part(ready, processes) + "".join(f"  layers  {line}\n" for line in ready.layers)
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
 attention {ready.attention}
@@ -135,7 +148,13 @@ def _states(ready: Ready) -> str:
     return f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}\n"
 
 
-def _text_part(ready: Ready) -> str:
+def _text_part(ready: Ready, processes: bool) -> str:
+    if ready.reads_images and not processes:
+        return (
+            "  reads   text: preprocessor_config.json, which says how images are resized, is "
+            "missing or of an unknown type: add it, or --max-image-pixels 0 frees the memory of "
+            "images\n"
+        )
     if not ready.text_part:
         return ""
     return "  reads   text: the part of this model that sees images is not loaded\n"

@@ -199,6 +199,20 @@ def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
     assert not graphs.executor.prepare() and not graphs.captured
 
 
+def test_a_rank_that_cannot_capture_ends_instead_of_leaving_the_others_to_their_sums(
+    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bucket: Bucket) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(graphs.executor.graphs, "capture", fail)
+    graphs.executor.must_capture = True
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.executor.measure_graphs()
+    with pytest.raises(RuntimeError, match="not permitted"):
+        graphs.executor.capture_startup_set()
+
+
 def test_lack_of_memory_for_the_first_graphs_is_told_to_who_plans_it(
     graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -86,6 +88,33 @@ def answer(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
             assert output.error is None, output.error
             answers[output.id] += output.tokens
     return answers
+
+
+def test_a_request_that_is_aborted_leaves_no_pixels(checkpoint: Path, device: DeviceOption) -> None:
+    engine = make_engine(checkpoint, device, max_batched_tokens=7)
+    tokens, images = prompt_with(TEXT, picture(7, 6, 4), TEXT)
+    pixels = ref(images[0])
+    engine.add(EngineRequest(0, 0, tokens, SamplingParams(max_tokens=2), images=images))
+    for _ in range(3):
+        engine.step()
+    engine.abort(0)
+    del images
+    while not engine.idle:
+        engine.step()
+    gc.collect()
+    assert pixels() is None
+
+
+def test_the_encoders_time_is_not_learned_as_that_of_tokens(
+    checkpoint: Path, device: DeviceOption
+) -> None:
+    engine, times = make_engine(checkpoint, device), []
+    for id, (tokens, images) in enumerate((PROMPTS[0], PROMPTS[3])):  # the second is of text
+        engine.add(EngineRequest(id, 0, tokens, SamplingParams(max_tokens=1), images=images))
+        while not engine.idle:
+            engine.step()
+        times.append(len(engine.scheduler.times.recent))
+    assert times == [0, 1]
 
 
 @pytest.mark.parametrize("batched", [7, 48, 512])

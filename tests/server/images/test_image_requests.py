@@ -180,6 +180,19 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers_before_decoding(
     assert decoded == [] and fake.engine.requests == []
 
 
+def test_images_count_once_for_each_answer(
+    fake: FakeServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, decoded: list[int]
+) -> None:
+    from server.images import reader
+
+    pixels = 3 * 160 * 96
+    monkeypatch.setattr(reader, "MAX_HELD_BYTES", 3 * pixels)
+    answer = http.post(CHAT, json=body_of(CHAT, WHOLE) | {"n": 4})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
+    assert f"`n` is 4, and the images have {pixels} bytes of pixels" in message_of(answer)
+    assert "ask for fewer answers" in message_of(answer) and decoded == []
+
+
 def test_images_of_open_requests_are_counted_until_they_end(
     fake: FakeServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:

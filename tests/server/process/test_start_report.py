@@ -94,6 +94,14 @@ def test_the_command_of_the_report_can_be_pasted():
     assert json.loads(words[words.index("-d") + 1])["model"] == "tiny-chat"
 
 
+def test_a_model_of_images_without_an_image_processor_is_reported_with_the_remedy():
+    seeing = replace(FACTS, reads_images=True)
+    assert "reads " not in start_report(ServerConfig(), seeing)
+    text = start_report(ServerConfig(), seeing, processes=False)
+    assert "  reads   text: preprocessor_config.json" in text and "--max-image-pixels 0" in text
+    assert "reads " not in start_report(ServerConfig(), FACTS, processes=False)
+
+
 def test_the_request_to_try_is_a_completion_where_the_model_takes_no_messages():
     text = start_report(ServerConfig(api_keys=("k",)), FACTS, chats=False)
     words = shlex.split(text[text.index("curl ") :])

@@ -49,7 +49,9 @@ export class Composer {
     this._send();
   }
 
+  /** Programs that copy text may add a picture of it: then the text is meant. */
   _paste(event) {
+    if ([...(event.clipboardData?.types ?? [])].includes("text/plain")) return;
     if (this.pictures.add(event.clipboardData?.files ?? [])) event.preventDefault();
   }
 
