@@ -149,7 +149,7 @@ ENCODER = ("wavefill_images_encoded_total", "wavefill_image_encoder_seconds_tota
 
 
 async def beside(setting: Setting, callers: int, seconds: float) -> None:
-    """What 32 plain streams see of 32 callers, each of whom asks again when answered."""
+    """The gaps of 32 plain streams beside callers in a closed loop."""
     found: dict[str, float] = {}
     async with BenchClient(f"{setting.url}/v1", None, 300.0) as client:
         length = (await setting.with_image(client)).prompt_tokens

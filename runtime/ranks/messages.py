@@ -16,14 +16,14 @@ Announced = Forward | Sampling | StepLaunch | CaptureLaunch
 def _encode(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype.str, value.tobytes()
-    raise NotImplementedError(type(value))
+    raise TypeError(f"a step has a {type(value).__name__}, which ranks cannot be sent")
 
 
 def _decode(kind: Any, stored: Any) -> Any:
     if kind is np.ndarray or get_origin(kind) is np.ndarray:
         dtype, values = stored
         return np.frombuffer(values, dtype=dtype).copy()  # one that can be written to
-    raise NotImplementedError(kind)
+    raise TypeError(f"a step has a {kind}, which ranks cannot be sent")
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from server.apis.openai.chat_schema import ImageDetail
 from server.images.image_error import ImageError
-from server.images.options import MAX_IMAGES
+from server.images.options import DEFAULT_IMAGES
 
 MAX_PIXELS = 4 << 20  # of an image that the model sees, unless the operator says otherwise
 LOW_PIXELS = 512 * 512  # with detail low
@@ -29,7 +29,7 @@ class ImageLimits:
     merge_size: int = 2  # a token is of so many patches to each side
     min_pixels: int = 65_536  # smaller images are enlarged
     max_pixels: int = MAX_PIXELS  # larger images are scaled down
-    max_images: int = MAX_IMAGES  # of one request
+    max_images: int = DEFAULT_IMAGES  # of one request
 
     @property
     def factor(self) -> int:

@@ -12,8 +12,8 @@ from server.images.addresses import AllowedHosts
 
 MIN_PIXELS = 65_536  # what models enlarge images to
 MAX_PIXELS = 16 << 20  # what models are trained with at most
-MAX_IMAGES = 16  # of a request, unless the operator says otherwise
-MOST_IMAGES = 1024
+DEFAULT_IMAGES = 16  # of a request, unless the operator says otherwise
+MAX_IMAGES = 1024
 KINDS = ("image", "video", "audio")  # of which only images are read
 
 
@@ -56,12 +56,12 @@ def images_per_prompt(text: str) -> int:
             counts = counts if whole == text else {text: 0}
     except msgspec.DecodeError:
         counts = {text: 0}
-    if not counts.keys() <= set(KINDS) or not 0 <= counts.get("image", 0) <= MOST_IMAGES:
+    if not counts.keys() <= set(KINDS) or not 0 <= counts.get("image", 0) <= MAX_IMAGES:
         raise OptionError(
             f'--limit-mm-per-prompt {text}: write image=4, or {{"image": 4}}; at most '
-            f"{MOST_IMAGES} images"
+            f"{MAX_IMAGES} images"
         )
     for kind in KINDS[1:]:
         if counts.get(kind):
             raise OptionError(f"--limit-mm-per-prompt {text}: no model here reads {kind}: use 0")
-    return counts.get("image", MAX_IMAGES)
+    return counts.get("image", DEFAULT_IMAGES)

