@@ -33,6 +33,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Kernels of these tests are interpreted sooner."""
+    if session.items and os.environ.get("TRITON_INTERPRET") == "1":
+        from tests.support.kernels.fast_interpreter import use_fast_interpreter
+
+        use_fast_interpreter()
+
+
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
     """Where a kernel runs: on a GPU, or on a CPU by Triton's interpreter, where it was chosen."""

