@@ -32,6 +32,7 @@ STATE_SHARE = 0.4  # of the memory for KV and recurrent states, at most, unless 
 LEAST_STATES = 2  # a sequence with a grammar has two
 SEQS_OF_A_SPARE_STATE = 8
 MAX_IMAGE_PIXELS = 4 << 20  # of an image that the model sees
+IMAGE_CACHE_BYTES = 512 << 20  # of features; one image's may be more
 LARGE_GPU_BYTES = 32 << 30  # free: then the activations of 8192 tokens are a small part of it
 
 
@@ -79,7 +80,9 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     kv_bytes_per_token: int  # of a page: of as many layers as share one
     group_windows: tuple[int, ...] = (0,)  # as in ResolvedConfig
     state_bytes: int = 0  # of a sequence's recurrent state; 0: the model has none
-    image_token_side: int = 0  # as in ResolvedConfig
+    image_token_side: int = 0  # as in ResolvedConfig, and
+    image_token_bytes: int = 0
+    encoder_stages: tuple[tuple[float, float], ...] = ()
 
 
 class ResolvedConfig(Struct, frozen=True, kw_only=True):
@@ -110,6 +113,10 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     # Pixels of a side of the square of an image that a token stands for; 0: images are not read.
     image_token_side: int = 0
     max_image_pixels: int = MAX_IMAGE_PIXELS  # for which memory is planned
+    image_token_bytes: int = 0  # of the features of a token
+    image_cache_bytes: int = IMAGE_CACHE_BYTES
+    # Of each stage of the image encoder, 10^9 operations for a token of an image, and for a pair.
+    encoder_stages: tuple[tuple[float, float], ...] = ()
 
     @property
     def max_tokens_per_row(self) -> int:
@@ -233,6 +240,8 @@ def resolve(
         snapshot_every=-(-requested.snapshot_every // unit) * unit,
         image_token_side=facts.image_token_side,
         max_image_pixels=requested.max_image_pixels,
+        image_token_bytes=facts.image_token_bytes,
+        encoder_stages=facts.encoder_stages,
     )
 
 

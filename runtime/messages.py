@@ -181,11 +181,10 @@ class ImageCounts(Struct):
     """What an executor counts of images, since it was loaded."""
 
     encoded: int = 0
-    cache_hits: int = 0  # images of a chunk whose features were there
     seconds: float = 0.0  # of the encoder
 
     def reset(self) -> None:
-        self.encoded = self.cache_hits = 0
+        self.encoded = 0
         self.seconds = 0.0
 
 
@@ -306,6 +305,9 @@ class StepSample(Struct, frozen=True, array_like=True):
     prompt_tokens: int
     kv_tokens: int
     pairs: float
+    encoder_stages: int = 0
+    encoder_operations: float = 0.0
+    has_images: int = 0
 
 
 class PlanPicture(Struct, frozen=True, array_like=True):
@@ -343,7 +345,7 @@ class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
     waiting: list[SequenceState]  # and the first of those that wait
     pages: PageMap
     steps: list[StepSample]  # the last ones
-    # Seconds of a step, of a decode row, a prompt token, a token of KV and a pair; () if unknown.
+    # Seconds of a step and of each unit of StepSample's load, in its order; () if unknown.
     weights: tuple[float, ...]
     wave: WavePicture | None  # None: no row decodes, or there is no plan for this model
     shares: list[tuple[int, bytes]]  # of API processes, by index

@@ -11,13 +11,14 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import structs
 
+from benchmarks.images.bench_encoder import published
 from benchmarks.schedule.host_step import MAX_TOKENS, fake_config
 from runtime.config import ResolvedConfig
 from runtime.messages import GraphCounts
@@ -37,6 +38,12 @@ UNHINDERED_SHARE = 0.45  # of a device's time, computed lately: more of it slows
 LATELY_MS = 300.0
 SEQS = 256
 PAGE_SIZE = 16
+ENCODER = published()
+ENCODER_FIELDS = {
+    "image_token_side": ENCODER.token_side,
+    "image_token_bytes": 2 * ENCODER.feature_size,
+    "encoder_stages": ENCODER.stage_operations,
+}
 
 
 class StepParts(NamedTuple):
@@ -44,6 +51,19 @@ class StepParts(NamedTuple):
 
     computing: float
     reading: float
+
+
+class EncoderTimes(NamedTuple):
+    """Of the encoder of Qwen3-VL-8B: 27 blocks and a merger."""
+
+    operations_per_ms: float  # 10^9
+    stage_ms: float  # that its kernels take to be launched
+
+    def ms(self, num_tokens: int, first: int, end: int) -> float:
+        return sum(
+            max(self.stage_ms, num_tokens * (linear + num_tokens * pair) / self.operations_per_ms)
+            for linear, pair in ENCODER.stage_operations[first:end]
+        )
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,7 @@ class DeviceModel:
     kv_tokens: int
     widths: tuple[int, ...] = (12_288, 4096)  # outputs of the GEMMs
     processors: int = 132
+    encoder: EncoderTimes | None = None  # of a model that reads images
 
     def gemms_ms(self, tokens: int) -> float:
         """Of a step of `tokens`, which are padded to whole tiles where there are many."""
@@ -102,6 +123,7 @@ class DeviceModel:
             device="cuda", prefix_cache=False, itl_target_ms=target_ms,
             num_pages=self.kv_tokens // PAGE_SIZE,
             full_wave_sizes=full_wave_sizes(self.widths, self.processors, MAX_TOKENS),
+            **({} if self.encoder is None else ENCODER_FIELDS),
         )  # fmt: skip
 
 
@@ -111,6 +133,9 @@ H100 = DeviceModel(
 H200 = DeviceModel(
     "h200", 3.8, 18.0, 147_456, 4.0e9, 589_824, 5.5e11, 0.35, 0.0011, 1.2, 0.3, 720_000
 )
+# Qwen3-VL-8B, measured: an image of 1024 x 1024 takes 18.9 ms, and one of 448 x 448, which the
+# host's launches limit, 10.9 ms.
+H200_VL = replace(H200, name="h200-vl", encoder=EncoderTimes(307.0, 10.9 / 28))
 # Qwen3-8B on both, measured; the others are scaled by what is published of the devices.
 DEVICES = {
     device.name: device
@@ -183,17 +208,29 @@ class SimulatedDevice:
         self._free_at = 0.0
         self._computed = UNHINDERED_SHARE  # part of the time, lately
         self.step_seconds: list[tuple[StepLoad, float]] = []
+        self._image_tokens = 0  # of the image that is being encoded
 
     def forward(self, batch: Batch) -> None:
         load = load_of(batch)
-        seconds = self._step_ms(load) / 1000 * self._rng.uniform(0.97, 1.03)
+        total = self._step_ms(load, self._encoder_ms(batch))
+        seconds = total / 1000 * self._rng.uniform(0.97, 1.03)
         if self._rng.random() < self._stalls:
             seconds *= 5
         self._free_at = max(self._clock.now, self._free_at) + seconds
         self.step_seconds.append((load, seconds))
 
-    def _step_ms(self, load: StepLoad) -> float:
+    def _encoder_ms(self, batch: Batch) -> float:
+        total, encoder = 0.0, self._model.encoder
+        for stages in batch.image_stages:
+            assert encoder is not None
+            if stages.image is not None:
+                self._image_tokens = stages.image.num_tokens
+            total += encoder.ms(self._image_tokens, stages.first, stages.end)
+        return total
+
+    def _step_ms(self, load: StepLoad, encoder_ms: float = 0.0) -> float:
         computing, reading = self._model.parts_of(load)
+        computing += encoder_ms
         computing *= 1 + self._model.slowdown * max(0.0, self._computed - UNHINDERED_SHARE)
         total = computing + reading
         share = 1 - math.exp(-total / LATELY_MS)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cache
+from math import isqrt
 from typing import NamedTuple
 
 from msgspec import structs
 
-from benchmarks.schedule.device_model import DeviceModel, SimulatedClock, SimulatedDevice
+from benchmarks.schedule.device_model import ENCODER, DeviceModel, SimulatedClock, SimulatedDevice
 from benchmarks.schedule.policies import POLICIES
 from benchmarks.schedule.traffic import Arrival, LoadSpec, RequestSize, Traffic, fixed, traffic_of
 from runtime.engine.loop import Engine
-from runtime.messages import EngineRequest, SamplingParams
+from runtime.messages import EngineRequest, PromptImage, SamplingParams
 
 VOCAB_SIZE = 1000
 LONGEST = 40_000  # tokens of a request
 WARM_UP = Traffic(fixed(1024, 256), clients=8, requests=8)
 CAPACITY_CLIENTS, CAPACITY_ROUNDS = 192, 5
+SHARES = 0.5, 0.99
+TEXT_BEFORE = 8  # tokens of text before an image
 
 
 class Percentiles(NamedTuple):
@@ -44,13 +48,13 @@ class LatencyStats:
         seconds = now - self.began
         return Percentiles(
             self.output_tokens / seconds,
-            _ms(self.first, 0.5), _ms(self.first, 0.99), _ms(self.gaps, 0.5), _ms(self.gaps, 0.99),
+            *(percentile_ms(each, share) for each in (self.first, self.gaps) for share in SHARES),
             largest_chunk,
             self.answers / seconds,
         )  # fmt: skip
 
 
-def _ms(seconds: list[float], share: float) -> float:
+def percentile_ms(seconds: list[float], share: float) -> float:
     ordered = sorted(seconds)
     return 1000 * ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
@@ -95,23 +99,27 @@ class TrafficRunner:
         self._sent[id] = at
         self._clients[id] = client
         params = SamplingParams(max_tokens=size.answer)
-        self._engine.add(EngineRequest(id, 0, tokens, params))
+        images = (square_image(size.image, id),) if size.image else ()
+        self._engine.add(EngineRequest(id, 0, tokens, params, images=images))
 
     def _step(self) -> None:
         ended: list[int] = []
         for output in self._engine.step():
-            now, before = self._clock.now, self._last.get(output.id)
             self.stats.output_tokens += len(output.tokens)
-            if before is None:
-                self.stats.first.append(now - self._sent[output.id])
-            else:
-                self.stats.gaps.append(now - before)
-            self._last[output.id] = now
+            self._token(output.id, self._last.get(output.id))
+            self._last[output.id] = self._clock.now
             if output.finish is not None:
                 assert output.finish == "length", output
                 ended.append(output.id)
         for id in ended:
             self._finish(id)
+
+    def _token(self, id: int, before: float | None) -> None:
+        """A request has a token now, and had one `before`."""
+        if before is None:
+            self.stats.first.append(self._clock.now - self._sent[id])
+        else:
+            self.stats.gaps.append(self._clock.now - before)
 
     def _finish(self, id: int) -> None:
         del self._last[id], self._sent[id]
@@ -125,6 +133,18 @@ class TrafficRunner:
         )
         if more:
             self._send(client, self._traffic.draw(), self._clock.now)
+
+
+@cache
+def _pixels(num_bytes: int) -> bytes:
+    return bytes(num_bytes)
+
+
+def square_image(num_tokens: int, number: int) -> PromptImage:
+    """An image behind the first tokens of a prompt.  Its pixels stand for others each time."""
+    side = ENCODER.token_side * isqrt(num_tokens)
+    pixels, digest = _pixels(3 * side * side), number.to_bytes(32, "little")
+    return PromptImage(TEXT_BEFORE, num_tokens, side, side, pixels, digest)
 
 
 def simulate(

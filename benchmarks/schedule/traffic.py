@@ -15,6 +15,7 @@ class RequestSize(NamedTuple):
     prompt: int  # to compute
     answer: int
     cached: int = 0  # before the prompt, and computed already
+    image: int = 0  # of the prompt, those of an image that is like no other
 
 
 class Arrival(NamedTuple):

@@ -90,8 +90,8 @@ def engine() -> list[Panel]:
         row("Images"),
         graph(
             "Images",
-            "Images in a second that the encoder ran for, and chunks of prompts that found an "
-            "image's features cached. 0 for models of text.",
+            "Images in a second that the encoder ran for, and images of prompts whose "
+            "features were cached. 0 for models of text.",
             "ops",
             [
                 ("encoded", rate("wavefill_images_encoded_total")),

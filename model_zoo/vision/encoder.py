@@ -7,6 +7,8 @@ go through it one by one, so what comes out does not depend on the others.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -107,6 +109,16 @@ class Merger(nn.Module):
         return self.down(F.gelu(self.up(x.view(-1, self.joined))))
 
 
+@dataclass(slots=True)
+class Encoding:
+    """An image half-way through the encoder."""
+
+    x: Tensor  # [N, hidden] of its patches
+    cos_sin: Tensor  # [N, head_dim] float32
+    features: list[Tensor] = field(default_factory=list[Tensor])  # those taken so far
+    stage: int = 0  # the next one
+
+
 class VisionEncoder(nn.Module):
     def __init__(self, config: VisionConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -133,19 +145,45 @@ class VisionEncoder(nn.Module):
         patch = self.config.patch_size
         return self(image_patches(pixels, self.spec), height // patch, width // patch)
 
+    @torch.inference_mode()
+    def begin(self, pixels: Tensor) -> Encoding:
+        """An image as in `encode`, before the first stage."""
+        height, width, _ = pixels.shape
+        patch = self.config.patch_size
+        return self._begin(image_patches(pixels, self.spec), height // patch, width // patch)
+
+    @torch.inference_mode()
+    def advance(self, encoding: Encoding, stages: int) -> Tensor | None:
+        """Run the next `stages`.  After the last of num_stages: the features, as `encode`.
+
+        A stage is a block with what is taken after it, or the merger.  Whether they run at once or
+        one by one changes no bit.
+        """
+        for _ in range(stages):
+            index, encoding.stage = encoding.stage, encoding.stage + 1
+            if index == len(self.blocks):
+                return torch.stack([self.merger(encoding.x), *encoding.features], 1)
+            encoding.x = self.blocks[index](encoding.x, encoding.cos_sin)
+            if index in self.config.deepstack_layers:
+                merger = self.deepstack_mergers[len(encoding.features)]
+                encoding.features.append(merger(encoding.x))
+        return None
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.blocks) + 1
+
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """patches [rows * columns, values], in the order of image_patches, of one image."""
+        features = self.advance(self._begin(patches, rows, columns), self.num_stages)
+        assert features is not None
+        return features
+
+    def _begin(self, patches: Tensor, rows: int, columns: int) -> Encoding:
         row, column = _coordinates(rows, columns, self.config.merge_size, patches.device)
         x = self.patch_embedding(patches)
         x = x + self._positions(row, column, rows, columns).to(x.dtype)
-        cos_sin = _axial_rope(row, column, self.config.head_dim)
-        features: list[Tensor] = []
-        mergers = iter(self.deepstack_mergers)
-        for index, block in enumerate(self.blocks):
-            x = block(x, cos_sin)
-            if index in self.config.deepstack_layers:
-                features.append(next(mergers)(x))
-        return torch.stack([self.merger(x), *features], 1)
+        return Encoding(x, _axial_rope(row, column, self.config.head_dim))
 
     def _positions(self, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
         """The learned positions, interpolated linearly so that corners fall on corners."""

@@ -55,6 +55,19 @@ class VisionConfig:
         """Values of a token's features: its embedding, and what the first text layers get."""
         return (1 + len(self.deepstack_layers)) * self.out_size
 
+    @property
+    def stage_operations(self) -> tuple[tuple[float, float], ...]:
+        """Of each stage (VisionEncoder.advance), in 10^9: for a token of an image, and for a pair
+        of its tokens."""
+        hidden, square = self.hidden_size, self.merge_size**2
+        joined = hidden * square
+        block = 2 * square * (4 * hidden * hidden + 2 * hidden * self.intermediate_size)
+        merger = 2 * (joined * joined + joined * self.out_size)
+        tokens = [block + merger * (at in self.deepstack_layers) for at in range(self.depth)]
+        tokens[0] += 2 * square * self.patch_values * hidden
+        pairs = 4 * square * square * hidden
+        return (*((each / 1e9, pairs / 1e9) for each in tokens), (merger / 1e9, 0.0))
+
 
 def read_vision(
     outer: Fields, hidden_size: int, *, deepstack: tuple[int, ...] = ()

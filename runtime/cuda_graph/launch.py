@@ -146,7 +146,6 @@ class StepLaunch(Struct, frozen=True, eq=False, tag="step"):
     bucket: Bucket  # what the batch is padded to
     graph: bool  # it replays the bucket's graph
     all_hidden_states: bool  # a prompt of the batch needs those of all its tokens
-    has_images: bool = False  # tokens of the batch are of images: it replays no graph
 
 
 class CaptureLaunch(Struct, frozen=True, tag="capture"):
@@ -184,7 +183,7 @@ class LaunchPlanner:
     def plan(
         self, batch: Batch, *, all_hidden_states: bool, has_images: bool = False
     ) -> StepLaunch:
-        """The launch of a batch."""
+        """The launch of a batch; has_images: tokens of it are of images, so it replays no graph."""
         longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
         best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest)
         bucket = self._with_graph(best)
@@ -195,7 +194,7 @@ class LaunchPlanner:
             self.counts.steps_in_larger += 1
         if best in self._uncaptured:
             self._missed[best] += 1
-        return StepLaunch(batch, bucket, graph, all_hidden_states, has_images)
+        return StepLaunch(batch, bucket, graph, all_hidden_states)
 
     def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
         """The bucket that a step of this many tokens and rows is padded to; as Buckets.fit."""

@@ -63,7 +63,7 @@ class LoadReport:
         return EngineLoad(
             work,
             self._received[client],
-            StepSeconds(*parts) if parts else None,
+            StepSeconds(*parts[:5]) if parts else None,  # those of images are of no `Work`
             self._engine.requests.mix.mean_answer,
             stored,
             dropped,

@@ -199,8 +199,7 @@ class Engine:
         model_output = pending.wait()
         # The device began when the step was queued, or when the previous step ended.
         began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
-        if not scheduler_output.has_images:  # the encoder's time is that of no token
-            self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
+        self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
         columns = self.committer.commit(scheduler_output, model_output)
         if self._grammars is not None and self._grammars.live:
             rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)
@@ -306,6 +305,6 @@ class Engine:
             states_used=requests.states.num_used if requests.states.num_states else 0,
             snapshots_used=requests.snapshots.num_used if requests.snapshots.count else 0,
             images_encoded=self._images.encoded,
-            image_cache_hits=self._images.cache_hits,
+            image_cache_hits=requests.images.num_hits,
             image_encoder_seconds=self._images.seconds,
         )

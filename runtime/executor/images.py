@@ -1,8 +1,9 @@
-"""RowImages: what a step needs of the images of its rows, which are encoded when it first does.
+"""RowImages: what a step needs of the images of its rows, and what it does in their encoder.
 
-An image is encoded before the chunk of prefill that has its first uncached token, whole, and its
-features are kept by their digest: for the image's next chunks, for the same image in another
-prompt, in a later turn or in another of `n` answers.
+A batch says which stages run, for which image, and whose features are given up (Batch.image_stages,
+images_dropped): nothing is decided here, so that all ranks of a model have the same.  Features are
+kept by the digest of the pixels: for the image's next chunks, for the same image in another prompt,
+in a later turn or in another of `n` answers.
 
 The positions of the rope are behind those of the KV where images come before (model_zoo/vision/
 positions.py), by a number for each slot, which stays on the device: rows that decode need no more.
@@ -11,47 +12,29 @@ positions.py), by a number for each slot, which stays on the device: rows that d
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
-from weakref import ref
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model_zoo.inputs import StepImages
+from model_zoo.vision.encoder import Encoding
 from model_zoo.vision.positions import ImagePositions, ImageSpan
 from runtime.executor.transfers import upload
 from runtime.messages import ImageCounts, PromptImage
-from runtime.scheduler.batch import Batch, NewRow
+from runtime.scheduler.batch import Batch, ImageStages, NewRow
 
-CACHE_BYTES = 512 << 20  # of features; of one step's images there may be more
-
-Encode = Callable[[Tensor], Tensor]  # uint8 [height, width, 3] -> features [T, 1 + deepstack, out]
+T = TypeVar("T")
 
 
-class FeatureCache:
-    """Features of images by digest; the least recently used leave first."""
+class Encoder(Protocol):
+    """Of model_zoo/vision/encoder.py."""
 
-    def __init__(self, limit: int) -> None:
-        """limit: bytes"""
-        self._limit = limit
-        self._found: OrderedDict[bytes, Tensor] = OrderedDict()
-        self.num_bytes = 0
+    def begin(self, pixels: Tensor) -> Encoding: ...
 
-    def get(self, digest: bytes) -> Tensor | None:
-        features = self._found.get(digest)
-        if features is not None:
-            self._found.move_to_end(digest)
-        return features
-
-    def put(self, digest: bytes, features: Tensor) -> None:
-        """Those of the newest image stay, however large they are."""
-        self._found[digest] = features
-        self.num_bytes += features.nbytes
-        while self.num_bytes > self._limit and len(self._found) > 1:
-            _, dropped = self._found.popitem(last=False)
-            self.num_bytes -= dropped.nbytes
+    def advance(self, encoding: Encoding, stages: int) -> Tensor | None: ...
 
 
 class EncoderClock:
@@ -61,48 +44,42 @@ class EncoderClock:
         self._counts, self._on_gpu = counts, device.type == "cuda"
         self._running: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
-    def run(self, encode: Encode, pixels: Tensor) -> Tensor:
-        self._counts.encoded += 1
+    def run(self, work: Callable[[], T]) -> T:
         if not self._on_gpu:
-            began = time.perf_counter()
-            features = encode(pixels)
-            self._counts.seconds += time.perf_counter() - began
-            return features
+            started = time.perf_counter()
+            result = work()
+            self._counts.seconds += time.perf_counter() - started
+            return result
         self.collect()
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        features = encode(pixels)
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        result = work()
         ended.record()
-        self._running.append((began, ended))
-        return features
+        self._running.append((started, ended))
+        return result
 
     def collect(self) -> None:
         """Add what has ended."""
         while self._running and self._running[0][1].query():
-            began, ended = self._running.pop(0)
-            self._counts.seconds += began.elapsed_time(ended) / 1000
+            started, ended = self._running.pop(0)
+            self._counts.seconds += started.elapsed_time(ended) / 1000
 
 
 class RowImages:
     def __init__(
-        self,
-        encode: Encode,
-        *,
-        token_side: int,
-        num_slots: int,
-        device: torch.device,
-        cache_bytes: int = CACHE_BYTES,
+        self, encoder: Encoder, *, token_side: int, num_slots: int, device: torch.device
     ) -> None:
         """token_side: pixels of a side of what one token stands for"""
         self.counts = ImageCounts()
         # [slots]: what is added to a token's place for its position.
         self.position_deltas = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._sent = np.zeros(num_slots, dtype=np.int64)  # their values
-        self._encode, self._side, self._device = encode, token_side, device
+        self._encoder, self._side, self._device = encoder, token_side, device
         self._clock = EncoderClock(self.counts, device)
-        self._cache = FeatureCache(cache_bytes)
-        # By slot; a sequence that ends, however it does, takes its images along.
-        self._rows: dict[int, tuple[ImagePositions, list[ref[PromptImage]]]] = {}
+        self._features: dict[bytes, Tensor] = {}  # by digest
+        self._begun: tuple[bytes, Encoding] | None = None  # half-way through the encoder
+        # By slot: where its images are, and their digests.
+        self._rows: dict[int, tuple[ImagePositions, list[bytes]]] = {}
 
     def in_step(self, batch: Batch) -> bool:
         """Whether a token of the batch is of an image, before or after prepare()."""
@@ -117,7 +94,7 @@ class RowImages:
         return False
 
     def prepare(self, batch: Batch, num_tokens: int) -> StepImages | None:
-        """Encode what is missing, and queue the copies that the step needs.
+        """Run the batch's stages of the encoder, and queue the copies that the step needs.
 
         num_tokens: of the step, padding included.  None: no token is of an image.
         """
@@ -125,14 +102,14 @@ class RowImages:
             self._rows.pop(row.slot, None)
             positions = self._positions(row)
             if positions is not None:
-                self._rows[row.slot] = positions, [ref(image) for image in row.images]
+                self._rows[row.slot] = positions, [image.digest for image in row.images]
         self._send_deltas(batch)
         self._clock.collect()
+        for stages in batch.image_stages:
+            self._encode(stages)
         step_images = self._step_images(batch, num_tokens) if self.in_step(batch) else None
-        for slot, _, end in _prefill_rows(batch) if self._rows else ():
-            known = self._rows.get(slot)
-            if known is not None and end >= known[0].spans[-1].end:
-                self._rows[slot] = known[0], []  # what is recomputed later is sent again
+        for digest in batch.images_dropped:
+            self._drop(digest)
         return step_images
 
     def _step_images(self, batch: Batch, num_tokens: int) -> StepImages:
@@ -149,14 +126,12 @@ class RowImages:
             if known is None:
                 places[:, row] = np.arange(start, end)
                 continue
-            positions, images = known
+            positions, digests = known
             places[:, row] = positions.triples(start, end)
             for number in positions.overlapping(start, end):
                 span = positions.spans[number]
                 first, last = max(span.start, start), min(span.end, end)
-                image = images[number]()
-                assert image is not None, "the sequence of a row that is scheduled has its images"
-                features = self._features(image)
+                features = self._features[digests[number]]
                 found.append(features[first - span.start : last - span.start])
                 index[row][first - start : last - start] = np.arange(count, count + last - first)
                 count += last - first
@@ -192,19 +167,35 @@ class RowImages:
             slots, deltas = upload(numbers, self._device).unbind()
             self.position_deltas.index_copy_(0, slots, deltas)
 
-    def _features(self, image: PromptImage) -> Tensor:
-        features = self._cache.get(image.digest)
+    def _encode(self, stages: ImageStages) -> None:
+        """Run stages of an image; after the last there are features."""
+        features = self._clock.run(lambda: self._advance(stages))
         if features is not None:
-            self.counts.cache_hits += 1
-            return features
+            self._features[stages.digest] = features
+            self._begun = None
+            self.counts.encoded += 1
+
+    def _advance(self, stages: ImageStages) -> Tensor | None:
+        if stages.image is not None:
+            self._begun = stages.digest, self._encoder.begin(self._pixels(stages.image))
+        assert self._begun is not None and self._begun[0] == stages.digest
+        encoding = self._begun[1]
+        assert encoding.stage == stages.first, "stages follow each other"
+        return self._encoder.advance(encoding, stages.end - stages.first)
+
+    def _pixels(self, image: PromptImage) -> Tensor:
+        """uint8 [height, width, 3] on the device"""
         pinned = self._device.type == "cuda"
         shape = image.height, image.width, 3
         pixels = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         pixels.numpy().reshape(-1)[:] = np.frombuffer(image.pixels, dtype=np.uint8)
-        on_device = pixels.to(self._device, non_blocking=True)
-        features = self._clock.run(self._encode, on_device)
-        self._cache.put(image.digest, features)
-        return features
+        return pixels.to(self._device, non_blocking=True)
+
+    def _drop(self, digest: bytes) -> None:
+        """Free the features of an image, or what there is of them."""
+        self._features.pop(digest, None)
+        if self._begun is not None and self._begun[0] == digest:
+            self._begun = None
 
 
 def _prefill_rows(batch: Batch) -> Iterator[tuple[int, int, int]]:

@@ -21,6 +21,28 @@ Int64Array = NDArray[np.int64]
 NO_STATES: Int64Array = np.zeros(0, dtype=np.int64)  # never written to
 
 
+class RowImage(Struct, frozen=True):
+    """An image of a row's prompt: where its tokens are, and the name of its features."""
+
+    start: int
+    width: int  # pixels
+    height: int
+    digest: bytes
+
+
+class ImageStages(Struct, frozen=True):
+    """Stages of the image encoder that a step runs for one image, before its model.
+
+    Stages of an image follow each other from step to step, and no other image is begun meanwhile,
+    unless this one is given up.  After the last one there are features by the name of `digest`.
+    """
+
+    digest: bytes
+    first: int
+    end: int  # the stage behind the last of them
+    image: PromptImage | None = None  # its pixels, with stage 0
+
+
 class NewRow(Struct, frozen=True):
     """What a slot needs to know of the sequence admitted to it; sent once, with its first row."""
 
@@ -29,7 +51,7 @@ class NewRow(Struct, frozen=True):
     seed: int
     prompt_len: int
     history: list[int]  # tokens known so far, prompt included; empty unless params.needs_history
-    images: tuple[PromptImage, ...] = ()  # of its prompt
+    images: tuple[RowImage, ...] = ()  # of its prompt
 
 
 class Batch(Struct, frozen=True, eq=False):
@@ -58,6 +80,10 @@ class Batch(Struct, frozen=True, eq=False):
     state_saves: tuple[tuple[int, int], ...] = ()
     state_loads: tuple[tuple[int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
+    # Of models that read images: what their encoder does before the step, in order; and the digests
+    # whose features, or whatever there is of them, are given up after it.
+    image_stages: tuple[ImageStages, ...] = ()
+    images_dropped: tuple[bytes, ...] = ()
 
     @property
     def num_tokens(self) -> int:

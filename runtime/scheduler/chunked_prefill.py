@@ -36,6 +36,7 @@ FIRST_TOKEN_WEIGHT = 20.0  # a first token may take so many times as long as the
 HEADROOM = 1.25  # prompt tokens computed for each that arrives, so that the queue ends
 UNNOTICED_GAP_SECONDS = 0.008  # between two tokens
 UNNOTICED_STRETCH = 2.0  # times the decode-only step, for at most half of the longest prompt
+IMAGE_STRETCH = 1.4  # times the step of prompts of text with as many tokens
 
 MIX_REQUESTS = 256  # that the ratio of prompt tokens to generated tokens remembers
 # Steps with prefill in a row, until one only decodes.  Steps of one size alone would not show which
@@ -55,6 +56,7 @@ class PrefillLoad(NamedTuple):
     longest: int  # tokens that one of those with a slot has left, at most
     known_tokens: int  # of the decode rows, on the host
     num_computed: int = 0  # tokens of those prompts that were computed, not cached
+    encoder_tokens: int = 0  # that take as long as encoding what is left of their images
 
 
 class ChunkShape(NamedTuple):
@@ -64,6 +66,13 @@ class ChunkShape(NamedTuple):
     tile: int  # rows of a GEMM tile
     weight_bound_tokens: int  # a step of so many takes about as long as reading the weights
     busy_tokens: int  # a step of so many computes at the device's full speed
+
+
+class EncoderLimits(NamedTuple):
+    """How the work of a step for the image encoder is limited."""
+
+    charged: bool  # it takes the place of prompt tokens
+    cut: bool  # between any two stages; else between images
 
 
 GPU = ChunkShape(128, 128, 256, 2048)
@@ -78,19 +87,38 @@ class RequestMix:
         self._prompt = self._computed = self._generated = self._finished = 0.0
         # Of the decode rows.
         self._rows_prompt = self._rows_computed = 0
+        self._encoder = 0.0  # the encoder's work for images, in prompt tokens
+        self._rows_encoder = 0
 
-    def record(self, prompt: int, cached: int, generated: int) -> None:
-        """A request has finished, of whose `prompt` tokens `cached` were not computed."""
+    def record(self, prompt: int, cached: int, generated: int, encoder: int = 0) -> None:
+        """A request has finished, of whose `prompt` tokens `cached` were not computed.
+
+        encoder: prompt tokens that take as long as encoding its images took
+        """
         keep = 1 - 1 / MIX_REQUESTS
         self._prompt = keep * self._prompt + prompt
         self._computed = keep * self._computed + prompt - cached
+        self._encoder = keep * self._encoder + encoder
         self._generated = keep * self._generated + generated
         self._finished = keep * self._finished + 1
 
-    def count_row(self, prompt: int, cached: int, sign: int = 1) -> None:
+    def count_row(self, prompt: int, cached: int, sign: int = 1, encoder: int = 0) -> None:
         """A request decodes from now on; with `sign` -1, it no longer does."""
         self._rows_prompt += sign * prompt
         self._rows_computed += sign * (prompt - cached)
+        self._rows_encoder += sign * encoder
+
+    @property
+    def encoder_share(self) -> float:
+        """What images took in the encoder for each token of their prompts, in prompt tokens."""
+        return self._encoder / self._prompt if self._encoder else 0.0
+
+    @property
+    def encoder_ratio(self) -> float:
+        """The same, for each prompt token that was computed."""
+        computed = self._computed + self._rows_computed
+        encoder = self._encoder + self._rows_encoder
+        return encoder / computed if computed and encoder else 0.0
 
     def computed_per_generated(self, known_tokens: int) -> float:
         """Prompt tokens computed for each token generated; 0 before the first request has finished.
@@ -155,14 +183,26 @@ class ChunkBudget:
             return 0
         if not self._times.per_token:
             return min(room, 4 * self._chunk_shape.min_prefill_tokens)
-        slack = self._size_within(rows + min(self._slack(rows, kv_tokens, load), load.num_tokens))
+        work = load.num_tokens + load.encoder_tokens
+        slack = self._size_within(rows + min(self._slack(rows, kv_tokens, load), work))
         if self._target_seconds:
             self._warn_if_missed(rows, kv_tokens)
             return min(room, max(slack, self._min_size(rows)) - rows)
         needed = max(self._needed(rows, kv_tokens, load), self._chunk_shape.min_prefill_tokens)
-        if needed >= load.num_tokens:
-            return min(room, load.num_tokens)
+        if load.encoder_tokens:
+            needed = self._with_encoder(needed, rows, kv_tokens, load)
+        if needed >= work:
+            return min(room, work)
         return min(room, max(self._even_size(needed, rows), slack) - rows)
+
+    def encoder_limits(self, rows: int, load: PrefillLoad) -> EncoderLimits:
+        """What tokens() means for the image encoder.
+
+        It takes part of them, whole stages beside decode rows and whole images without, where a
+        step has a limit.
+        """
+        limited = self._limited and (rows > 0 or load.num_prompts > 1)
+        return EncoderLimits(charged=limited, cut=limited and rows > 0)
 
     def _warn_if_missed(self, rows: int, kv_tokens: int) -> None:
         """Log, once, that the decode rows alone take longer than the target."""
@@ -175,7 +215,9 @@ class ChunkBudget:
                 *(1000 * self._target_seconds, rows, 1000 * seconds),
             )
 
-    def _needed(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
+    def _needed(
+        self, rows: int, kv_tokens: int, load: PrefillLoad, encoder_ratio: float = 1.0
+    ) -> float:
         """sqrt(flow^2 + drain^2), but at most the largest of flow, drain and even: prompt tokens.
 
         A step of p tokens that take t seconds each, with decode rows that alone take d seconds,
@@ -183,13 +225,31 @@ class ChunkBudget:
         other, waits (n + 1) / 2 times the (d + p t) w / p that it takes to end.  The sum, in which
         a first token counts as FIRST_TOKEN_WEIGHT next ones, is least for
         p = sqrt((n + 1) / 2 w d / (t rows FIRST_TOKEN_WEIGHT)).
+
+        encoder_ratio: what a token of a prompt takes, its share of the encoder included
         """
-        flow = HEADROOM * self._mix.computed_per_generated(load.known_tokens) * rows
+        per_generated = self._mix.computed_per_generated(load.known_tokens) * encoder_ratio
+        flow = HEADROOM * per_generated * rows
         even = HEADROOM * self._mix.computed_per_step(load.num_tokens + load.num_computed)
         decode = self._times.decode_seconds(rows, kv_tokens)
         waiting = (load.num_prompts + 1) / 2 * load.num_tokens * decode / self._times.per_token
         drain = math.sqrt(waiting / (rows * FIRST_TOKEN_WEIGHT))
         return max(flow, drain, min(math.hypot(flow, drain), even))
+
+    def _with_encoder(self, needed: float, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
+        """`needed` prompt tokens, and for the encoder what is needed for its work as well.
+
+        Prompts with images take longer than others of as many tokens.  That decode rows wait for
+        them, too, lengthens a step by IMAGE_STRETCH at most: the rest is for the prompts to wait.
+        """
+        ratio = 1 + self._mix.encoder_ratio
+        load = load._replace(
+            num_tokens=load.num_tokens + load.encoder_tokens,
+            num_computed=int(load.num_computed * ratio),
+        )
+        decode = self._times.decode_seconds(rows, kv_tokens) / self._times.per_token
+        most = IMAGE_STRETCH * (decode + needed) - decode
+        return min(max(self._needed(rows, kv_tokens, load, ratio), needed), most)
 
     def _slack(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
         """Prompt tokens with which the step takes no longer than the target, or is noticed."""

@@ -16,6 +16,7 @@ from runtime.config import ResolvedConfig
 from runtime.messages import BACKGROUND, EngineRequest, FinishReason, RequestOutput, TokenLogprob
 from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
+from runtime.scheduler.images.features import ImageFeatures
 from runtime.scheduler.kv_pages import Claim, KVPages
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.states.snapshots import StateSnapshots
@@ -46,6 +47,7 @@ class RequestTable:
         # By request id: tokens are left to schedule.  Some of them are held.
         self.prefilling: dict[int, Sequence] = {}
         self.decoding = DecodeColumns(resolved, vocab_size)
+        self.images = ImageFeatures(resolved)
         self.states = StateSlots(resolved.max_num_seqs, resolved.num_states)
         self.num_background = 0  # sequences of priority BACKGROUND that have a slot
         self.num_preemptions = 0
@@ -110,7 +112,8 @@ class RequestTable:
         )
         if sequence.steps_at_admission is not None:
             generated = len(sequence.tokens) - sequence.prompt_len
-            self.mix.record(sequence.prompt_len, sequence.num_cached_tokens, generated)
+            encoder = sequence.num_encoder_tokens
+            self.mix.record(sequence.prompt_len, sequence.num_cached_tokens, generated, encoder)
         sequence.finish = output.finish
         del self.live[sequence.request_id]
         if sequence.slot < 0:
@@ -176,11 +179,15 @@ class RequestTable:
         del self.prefilling[sequence.request_id]
         self.kv_pages.end_prefill(sequence)
         self.decoding.add_sequence(sequence)
-        self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens)
+        self._count_row(sequence, 1)
 
     def _stop_decoding(self, sequence: Sequence) -> None:
         self.decoding.remove_sequence(sequence)
-        self.mix.count_row(sequence.prompt_len, sequence.num_cached_tokens, -1)
+        self._count_row(sequence, -1)
+
+    def _count_row(self, sequence: Sequence, sign: int) -> None:
+        cached, encoder = sequence.num_cached_tokens, sequence.num_encoder_tokens
+        self.mix.count_row(sequence.prompt_len, cached, sign, encoder)
 
     def preempt(self, sequence: Sequence) -> None:
         """Free its slot and pages; it waits at its old priority and is recomputed later.
@@ -245,6 +252,7 @@ class RequestTable:
         else:
             del self.prefilling[sequence.request_id]
         self.num_background -= sequence.request.priority >= BACKGROUND
+        self.images.give_up_unless_wanted(self.prefilling.values())
         self.states.release(sequence)
         self.snapshots.drop(sequence)
         self._free_slots.append(sequence.slot)
@@ -262,6 +270,7 @@ class RequestTable:
         assert len(background) == self.num_background
         self.decoding.check_integrity()
         self.waiting.check_integrity()
+        self.images.check_integrity()
         self.states.check_integrity(running)
         self.snapshots.check_integrity(running)
         self.pool.check_integrity([one.pages.held() for one in running])

@@ -22,9 +22,10 @@ from numpy.typing import NDArray
 
 from runtime.config import MAX_SEQS
 from runtime.scheduler.admission import Admission
-from runtime.scheduler.batch import DRAFT, LAST, Batch, Int64Array, NewRow
+from runtime.scheduler.batch import DRAFT, LAST, Batch, Int64Array, NewRow, RowImage
 from runtime.scheduler.chunked_prefill import ChunkBudget, PrefillLoad
 from runtime.scheduler.decode_columns import EMPTY, NO_DECODE_ROWS, DecodeRows
+from runtime.scheduler.images.encoder_schedule import EncoderSchedule, EncoderWork
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.step_time import StepLoad, StepTimes
@@ -43,7 +44,6 @@ class SchedulerOutput(NamedTuple):
     prefilling: list[Sequence]  # of the rows after the decode rows, in order
     load: StepLoad
     held_rows: list[int]  # rows that do not sample after all: their masks were late
-    has_images: bool = False  # prompt tokens of images, which may be encoded first
 
     def without_sampling(self, rows: list[int]) -> SchedulerOutput:
         """This step, whose forward pass is queued already, with `rows` not sampling."""
@@ -85,6 +85,7 @@ class Scheduler:
         self.admission = Admission(requests)
         self.times = StepTimes()
         self.chunks = ChunkBudget(requests.resolved, self.times, requests.mix)
+        self.encoder = EncoderSchedule(requests, self.times)
         max_tokens = requests.resolved.max_tokens_per_row
         # In the order in which they are tried: fewer where pages are short.
         self._tokens_per_row = (max_tokens, 1) if max_tokens > 1 else (1,)
@@ -163,7 +164,7 @@ class Scheduler:
         if first.slot < 0:
             self.admission.try_admit(first)
         now = self.requests.clock()
-        reserved = min(first.num_new_tokens, budget - budget // 2) if first.slot >= 0 else 0
+        first, reserved = self._reserved(builder, first, budget)
         for sequence in sorted(chain(prefilling, waiting), key=_shortest_first):
             reserved = 0 if sequence is first else reserved
             if budget <= reserved:
@@ -178,6 +179,11 @@ class Scheduler:
                 if count <= 0:
                     builder.lacks_pages = True
                     continue
+                if sequence.request.images:
+                    count, cost = self._encode(builder, sequence, count, budget - reserved)
+                    budget -= cost
+                    if not count:
+                        continue
                 budget -= count
                 if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
                     sequence.note_event(now, count)
@@ -186,11 +192,38 @@ class Scheduler:
                 elif sequence.num_computed_tokens == snapshot_at:
                     self.requests.snapshots.reserve(sequence)
 
+    def _reserved(
+        self, builder: BatchBuilder, first: Sequence, budget: int
+    ) -> tuple[Sequence, int]:
+        """Which sequence gets tokens of the budget before all others, and how many: half of them,
+        or more where the encoder cannot do less for its next one."""
+        if first.slot < 0:
+            return first, 0
+        if builder.encoder is None or not first.request.images:
+            return first, min(first.num_new_tokens, budget - budget // 2)
+        first = self.encoder.waits_for(first) or first
+        left = first.num_new_tokens + self.encoder.tokens_left([first])
+        least = self.encoder.first_cost(first, builder.encoder.limits)
+        return first, min(left, max(budget - budget // 2, least), budget)
+
+    def _encode(
+        self, builder: BatchBuilder, sequence: Sequence, count: int, room: int
+    ) -> tuple[int, int]:
+        """Let the encoder run for the next `count` tokens.  -> how many of them the step can have,
+        and what the encoder costs, of `room` tokens for both."""
+        work = builder.encoder
+        assert work is not None, "a request with images was taken for a model that reads none"
+        nothing_else = not builder.prefilling and not work.stages
+        count, cost = self.encoder.encode(work, sequence, count, room, must_run=nothing_else)
+        sequence.num_encoder_tokens += cost
+        return count, cost
+
     def _prefill_budget(
         self, builder: BatchBuilder, prefilling: list[Sequence], waiting: list[Sequence]
     ) -> int:
         decoding = self.requests.decoding
-        num_admissible, tokens = self.admission.admissible(waiting)
+        num_admissible, waiting_tokens = self.admission.admissible(waiting)
+        tokens = waiting_tokens
         for sequence in prefilling:
             tokens += sequence.num_new_tokens
         load = PrefillLoad(
@@ -201,6 +234,12 @@ class Scheduler:
             int(np.add.reduce(decoding.known[decoding.slots])),
             sum(max(one.num_computed_tokens - one.num_cached_tokens, 0) for one in prefilling),
         )
+        if self.requests.resolved.encoder_stages:
+            left = self.encoder.tokens_left(prefilling)
+            left += int(waiting_tokens * self.requests.mix.encoder_share)
+            load = load._replace(encoder_tokens=left)
+            limits = self.chunks.encoder_limits(builder.decoding.num_tokens, load)
+            builder.encoder = EncoderWork(limits)
         return self.chunks.tokens(builder.decoding.num_tokens, builder.kv_tokens, load)
 
     def hold_rows(self, scheduler_output: SchedulerOutput, rows: list[int]) -> SchedulerOutput:
@@ -239,7 +278,8 @@ class BatchBuilder:
         self.lacks_pages = False  # a chunk was left out for which there was no page
         self.kv_tokens = int(np.add.reduce(decoding.starts))  # read by the decode rows
         self.pairs = 0.0  # query-key pairs of the prefill tokens
-        self.has_images = False
+        self.encoder: EncoderWork | None = None  # of a step that may have prompts with images
+        self.has_images = 0
 
     @property
     def num_rows(self) -> int:
@@ -270,7 +310,7 @@ class BatchBuilder:
         self.sample.append(prefill_done and sequence.request.params.pooling is None)
         self.pairs += count * (start + count / 2)
         if sequence.request.images and sequence.images_between(start, start + count):
-            self.has_images = True
+            self.has_images = 1
         sequence.num_computed_tokens += count
         return prefill_done
 
@@ -284,7 +324,10 @@ class BatchBuilder:
                 sequence.seed,
                 sequence.prompt_len,
                 history,
-                sequence.request.images,
+                tuple(
+                    RowImage(one.start, one.width, one.height, one.digest)
+                    for one in sequence.request.images
+                ),
             )
         )
 
@@ -307,6 +350,9 @@ class BatchBuilder:
             state_slots, copies = requests.states.schedule(slots)
             for sequence in self.prefilling:
                 requests.snapshots.save(requests.states.of(sequence), sequence)
+        work, dropped = self.encoder, ()
+        if requests is not None and requests.images.dropped:
+            dropped = requests.images.take_dropped()
         batch = Batch(
             slots=slots,
             starts=_joined(decoding.starts, self.starts),
@@ -322,9 +368,17 @@ class BatchBuilder:
             state_saves=saves,
             state_loads=loads,
             state_copies=copies,
+            image_stages=() if work is None else tuple(work.stages),
+            images_dropped=dropped,
         )
         load = StepLoad(decoding.num_tokens, len(self.tokens), self.kv_tokens, self.pairs)
-        return SchedulerOutput(batch, decoding, self.prefilling, load, [], self.has_images)
+        if work is not None:
+            load = load._replace(
+                encoder_stages=work.num_stages,
+                encoder_operations=work.operations,
+                has_images=self.has_images,
+            )
+        return SchedulerOutput(batch, decoding, self.prefilling, load, [])
 
 
 def _joined(decode: Int64Array, prefill: list[int]) -> Int64Array:

@@ -55,6 +55,7 @@ class Sequence:
     finish: FinishReason | None = None
     first_output_sent: bool = False
     num_cached_tokens: int = 0
+    num_encoder_tokens: int = 0  # prompt tokens that take as long as encoding its images did
     first_scheduled_at: float = 0.0
     preemptions: int = 0
     steps_at_admission: tuple[int, int] | None = None  # steps and rows before its first admission

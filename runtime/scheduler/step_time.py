@@ -1,9 +1,10 @@
 """StepTimes: how long a step will take, learned from the times of past steps.
 
 The model of a step's time is linear: a constant, and so much for each decode row, each prompt
-token, each token of KV that decode rows read, and each query-key pair of prefill attention.  The
-five weights are fitted to a few recent steps of every size, so that neither a long time of decoding
-nor an outlier displaces the rest.
+token, each token of KV that decode rows read, and each query-key pair of prefill attention; where
+images are read, for each stage of their encoder, for the operations in it, and once if tokens of
+images are among those of prompts.  The weights are fitted to a few recent steps of every size, so
+that neither a long time of decoding nor an outlier displaces the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 SAMPLES_PER_SIZE = 8  # of the newest steps of each size
 FIT_EVERY = 16  # steps, and only for a prediction; the first steps are fitted at once
 # Make the weights comparable, so that the ridge shares unexplained time evenly between them.
-FEATURE_SCALES = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0)
+FEATURE_SCALES = (1.0, 64.0, 1024.0, 65_536.0, 1_048_576.0, 16.0, 1024.0, 1.0)
 RIDGE = 1e-4
 CORRECTION_RATE = 0.2  # weight of the newest step in the correction of the fit
 MAX_DEVIATION = 2.0  # from the prediction, as a factor, that one step may contribute
@@ -41,6 +42,9 @@ class StepLoad(NamedTuple):
     prompt_tokens: int
     kv_tokens: int  # read by the decode rows
     pairs: float  # query-key pairs of the prompt tokens with those before them
+    encoder_stages: int = 0
+    encoder_operations: float = 0.0  # 10^9, of these stages
+    has_images: int = 0  # 1: some prompt tokens are of images, which run without a CUDA graph
 
 
 class StepTimes:
@@ -53,7 +57,7 @@ class StepTimes:
         # |measured / predicted - 1|.
         self.num_predictions, self.prediction_error = 0, 0.0
         self._too_short = 0  # in a row
-        self._samples: defaultdict[tuple[int, int], deque[Vector]] = defaultdict(
+        self._samples: defaultdict[tuple[int, int, int], deque[Vector]] = defaultdict(
             lambda: deque(maxlen=SAMPLES_PER_SIZE)
         )
         self._num_recorded = 0
@@ -63,7 +67,8 @@ class StepTimes:
     def record(self, load: StepLoad, seconds: float) -> None:
         """Learn from a step of `load` that took `seconds`."""
         self.recent.append((load, seconds))
-        self.num_mixed_steps = self.num_mixed_steps + 1 if load.prompt_tokens else 0
+        decodes_alone = not (load.prompt_tokens or load.encoder_stages)
+        self.num_mixed_steps = 0 if decodes_alone else self.num_mixed_steps + 1
         expected = self._predict(self._weights, load) if self._weights is not None else 0.0
         self._too_short = self._too_short + 1 if TOO_SHORT * seconds < expected else 0
         if 0 < self._too_short < MAX_TOO_SHORT:
@@ -78,7 +83,8 @@ class StepTimes:
             value / unit / milliseconds
             for value, unit in zip((1.0, *load), FEATURE_SCALES, strict=True)
         ]
-        size = (load.rows.bit_length(), load.prompt_tokens.bit_length())
+        of_images = 2 * (load.encoder_stages > 0) + load.has_images
+        size = (load.rows.bit_length(), load.prompt_tokens.bit_length(), of_images)
         self._samples[size].append(sample)
         self._num_recorded += 1
         if load.prompt_tokens:
@@ -94,10 +100,11 @@ class StepTimes:
         return None if weights is None else self._predict(weights, load)
 
     def _predict(self, weights: Vector, load: StepLoad) -> float:
-        one, rows, tokens, kv, pairs = weights
+        one, rows, tokens, kv, pairs, stages, operations, images = weights
         total = one + rows * load.rows + tokens * load.prompt_tokens
         total += kv * load.kv_tokens + pairs * load.pairs
-        return total * self._correction
+        total += stages * load.encoder_stages + operations * load.encoder_operations
+        return (total + images * load.has_images) * self._correction
 
     def decode_seconds(self, rows: int, kv_tokens: int) -> float:
         """The predicted time of a step without prefill; 0 before the first step with prefill."""
@@ -108,6 +115,22 @@ class StepTimes:
         """Predicted seconds a prompt token; 0 before the first step with prefill."""
         weights = self._fitted()
         return weights[2] * self._correction if weights is not None else 0.0
+
+    @property
+    def knows_encoder(self) -> bool:
+        """Whether the time of the encoder's stages is known."""
+        weights = self._fitted()
+        return weights is not None and weights[5] + weights[6] > 0
+
+    def encoder_tokens(self, stages: int, operations: float) -> float:
+        """Prompt tokens that take as long as stages of the encoder with so many operations.
+
+        0 before the first step with prefill, and before the first with the encoder.
+        """
+        weights = self._fitted()
+        if weights is None or not weights[2]:
+            return 0.0
+        return (weights[5] * stages + weights[6] * operations) / weights[2]
 
     def prompt_tokens(self, rows: int, kv_tokens: int, context: int, seconds: float) -> int | None:
         """How many prompt tokens, after `context` computed ones, fit into a step of `seconds`.

@@ -210,7 +210,7 @@ class EngineSpec:
         images = None
         if isinstance(model, ReadsImages):
             images = RowImages(
-                model.encode,
+                model.vision,
                 token_side=resolved.image_token_side,
                 num_slots=resolved.max_num_seqs,
                 device=self.device,

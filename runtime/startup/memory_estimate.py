@@ -18,6 +18,7 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.vision.vision_config import VisionConfig
 from runtime.config import (
+    IMAGE_CACHE_BYTES,
     MAX_IMAGE_PIXELS,
     DTypeName,
     EngineConfig,
@@ -26,7 +27,6 @@ from runtime.config import (
     StateDType,
 )
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
-from runtime.executor.images import CACHE_BYTES
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype
 
@@ -79,6 +79,7 @@ def facts_of(
         state = choose_state_dtype(state_dtype)
         state_bytes = config.delta_net.state_bytes(state.itemsize, DTYPES[dtype].itemsize)
     layer_bytes = 2 * config.num_kv_heads * config.head_dim * KV_DTYPES[kv_dtype].itemsize
+    vision = config.vision
     return ModelFacts(
         model_type=config.model_type,
         max_position=config.max_position,
@@ -86,7 +87,9 @@ def facts_of(
         kv_bytes_per_token=layout.depth * layer_bytes,
         group_windows=layout.windows,
         state_bytes=state_bytes,
-        image_token_side=0 if config.vision is None else config.vision.token_side,
+        image_token_side=0 if vision is None else vision.token_side,
+        image_token_bytes=0 if vision is None else vision.feature_size * DTYPES[dtype].itemsize,
+        encoder_stages=() if vision is None else vision.stage_operations,
     )
 
 
@@ -168,7 +171,7 @@ def estimate(
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
     encoding = 0
     if config.vision is not None:
-        state += CACHE_BYTES
+        state += IMAGE_CACHE_BYTES + begun_bytes(config.vision, dtype, steps.image_pixels)
         encoding = encoder_bytes(config.vision, dtype, steps.image_pixels)
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
@@ -192,6 +195,13 @@ def encoder_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
     attention = hidden * (5 * dtype.itemsize + 4 * torch.float32.itemsize)
     mlp = 2 * (hidden + inner) * dtype.itemsize
     return pixels // vision.patch_size**2 * max(attention, mlp)
+
+
+def begun_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
+    """Bytes of an image half-way through the encoder, which are there from step to step."""
+    patch = vision.hidden_size * dtype.itemsize + vision.head_dim * torch.float32.itemsize
+    taken = len(vision.deepstack_layers) * vision.out_size * dtype.itemsize
+    return pixels // vision.patch_size**2 * patch + pixels // vision.token_side**2 * taken
 
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:

@@ -20,8 +20,8 @@ from model_zoo.layers.gemm.autotune import run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
-from runtime.config import ConfigError
-from runtime.executor.images import CACHE_BYTES
+from model_zoo.vision.encoder import Encoding
+from runtime.config import IMAGE_CACHE_BYTES, ConfigError
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
@@ -65,9 +65,9 @@ class MemoryProfiler:
         kv += 0 if states is None else states.num_bytes
         _release_cached_memory()
         try:
-            features = self._encode_largest()  # they are there while the step runs
+            images = self._encode_largest()  # they are there while the step runs
             self._run_largest(self._resolved.max_batched_tokens)
-            del features
+            del images
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
             graphs = self.executor.measure_graphs()
         except RuntimeError as error:
@@ -75,7 +75,7 @@ class MemoryProfiler:
                 raise
             raise self._too_large() from None
         _release_cached_memory()
-        state = self._state + (CACHE_BYTES if self._resolved.image_token_side else 0)
+        state = self._state + (IMAGE_CACHE_BYTES if self._resolved.image_token_side else 0)
         return replace(plan, state=state, activations=activations, graphs=graphs)
 
     def keep_peak_memory(self) -> None:
@@ -83,19 +83,26 @@ class MemoryProfiler:
 
         Afterwards no step needs memory that another program could have allocated.
         """
-        features = self._encode_largest()
+        images = self._encode_largest()
         self._run_largest(self._resolved.max_batched_tokens)
-        del features
+        del images
 
-    def _encode_largest(self) -> Tensor | None:
-        """The features of the largest image; None for a model that reads none."""
+    def _encode_largest(self) -> tuple[Tensor, Encoding] | None:
+        """The features of the largest image, and another as large before the encoder's last stage.
+
+        None for a model that reads no images.
+        """
         side, pixels = self._resolved.image_token_side, self._resolved.max_image_pixels
         if not isinstance(self._model, ReadsImages):
             return None
         tokens = pixels // side**2
         columns = isqrt(tokens)
         shape = tokens // columns * side, columns * side, 3
-        return self._model.encode(torch.zeros(shape, dtype=torch.uint8, device=self._device))
+        image = torch.zeros(shape, dtype=torch.uint8, device=self._device)
+        features, encoder = self._model.encode(image), self._model.vision
+        begun = encoder.begin(image)
+        encoder.advance(begun, encoder.num_stages - 1)
+        return features, begun
 
     def _run_largest(self, tokens: int) -> None:
         with self._model.shortened():

@@ -28,7 +28,7 @@ GRAPH_COUNTERS = {
 
 IMAGE_COUNTERS = {
     "images_encoded": "Images that the encoder has run for.",
-    "image_cache_hits": "Times that a chunk of a prompt found an image's features cached.",
+    "image_cache_hits": "Images of prompts whose features were cached.",
     "image_encoder_seconds": "Time that the image encoder took, in seconds.",
 }
 

@@ -98,3 +98,16 @@ def test_an_image_is_encoded_as_transformers_processes_and_encodes_it(tmp_path: 
     wanted = expected(reference, prepared["pixel_values"], [[1, 6, 8]])
     features = encoder.encode(pixels)
     assert (features - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("cuts", [(1,) * 5, (2, 3), (4, 1), (1, 1, 3), (5,)])
+def test_stages_that_run_one_after_the_other_give_the_same_bits(cuts: tuple[int, ...]) -> None:
+    encoder, _ = pair()
+    pixels = torch.randint(0, 256, (128, 192, 3), dtype=torch.uint8)
+    assert encoder.num_stages == sum(cuts) == len(encoder.config.stage_operations)
+    encoding, found = encoder.begin(pixels), None
+    for stages in cuts:
+        assert found is None
+        encoder.encode(pixels.flip(0))  # another image in between
+        found = encoder.advance(encoding, stages)
+    assert found is not None and torch.equal(found, encoder.encode(pixels))

@@ -53,6 +53,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 def make_engine(checkpoint: Path, device: torch.device) -> tuple[Engine, GraphExecutor]:
     config = read_config(checkpoint)
+    assert config.vision is not None
     model: Any = load_model(config, checkpoint, dtype=torch.float32, device=device)
     shape = Shape(
         heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
@@ -62,12 +63,14 @@ def make_engine(checkpoint: Path, device: torch.device) -> tuple[Engine, GraphEx
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention="flash2",
         load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=24,
         page_size=PAGE, num_pages=20, prefix_cache=True, threads=1, seed=0, image_token_side=SIDE,
+        image_token_bytes=4 * config.vision.feature_size,
+        encoder_stages=config.vision.stage_operations,
     )  # fmt: skip
     kv = KVPool.allocate(
         layers=config.num_layers, pages=20, kv_heads=config.num_kv_heads, page_size=PAGE,
         head_dim=config.head_dim, dtype=torch.float32, device=device,
     )  # fmt: skip
-    images = RowImages(model.encode, token_side=SIDE, num_slots=SLOTS, device=device)
+    images = RowImages(model.vision, token_side=SIDE, num_slots=SLOTS, device=device)
     executor = GraphExecutor(
         model,
         resolved=resolved,
@@ -85,11 +88,12 @@ def test_padded_steps_with_images_give_the_tokens_of_transformers(
 ) -> None:
     reference = write_vision_checkpoint("qwen3-vl", tmp_path)
     engine, executor = make_engine(tmp_path, device)
-    launches: list[StepLaunch] = []
-    run = executor.run
+    launches: list[tuple[StepLaunch, bool]] = []  # and whether tokens are of images
+    run, row_images = executor.run, executor._images
+    assert row_images is not None
 
     def noted(launch: Any) -> None:
-        launches.append(launch)
+        launches.append((launch, row_images.in_step(launch.batch)))
         run(launch)
 
     monkeypatch.setattr(executor, "run", noted)
@@ -103,10 +107,12 @@ def test_padded_steps_with_images_give_the_tokens_of_transformers(
             answers[output.id] += output.tokens
     assert answers == [library_answer(reference, *prompt, STEPS) for prompt in PROMPTS]
     decoding = [
-        launch for launch in launches if launch.batch.decode_rows == len(launch.batch.slots)
+        with_images
+        for launch, with_images in launches
+        if launch.batch.decode_rows == len(launch.batch.slots)
     ]
-    assert decoding and not any(launch.has_images for launch in decoding)
-    assert any(launch.has_images for launch in launches)
+    assert decoding and not any(decoding)
+    assert any(with_images for _, with_images in launches)
 
 
 def test_a_step_with_images_replays_no_graph_and_any_other_does() -> None:
@@ -116,5 +122,5 @@ def test_a_step_with_images_replays_no_graph_and_any_other_does() -> None:
     )
     batch = make_batch([0], [0], [2], [1, 2], [1], [0], [True], 0, [])
     launch = planner.plan(batch, all_hidden_states=False, has_images=True)
-    assert launch.has_images and not launch.graph and planner.counts.steps_without == 1
+    assert not launch.graph and planner.counts.steps_without == 1
     assert planner.plan(batch, all_hidden_states=False).graph

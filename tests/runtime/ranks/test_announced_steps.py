@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from runtime.cuda_graph.launch import Bucket, CaptureLaunch, StepLaunch
 from runtime.executor.announced import Forward, Sampling
-from runtime.messages import SamplingParams
+from runtime.messages import PromptImage, SamplingParams
 from runtime.ranks.messages import decode, encode
-from runtime.scheduler.batch import Masks, NewRow, make_batch
+from runtime.scheduler.batch import ImageStages, Masks, NewRow, RowImage, make_batch
 
 PARAMS = SamplingParams(
     max_tokens=3, temperature=0.5, logit_bias={3: -1.0}, banned=((1, 2), (3,)), stop_ids=(4,)
@@ -29,10 +30,21 @@ def plain(value: object) -> object:
     return value if fields is None else {name: plain(getattr(value, name)) for name in fields}
 
 
+IMAGE = PromptImage(1, 4, 64, 64, bytes(3 * 64 * 64), b"d" * 32)
+ROW_WITH_IMAGE = NewRow(1, PARAMS, 3, 4, [], (RowImage(1, 64, 64, IMAGE.digest),))
+ENCODING = replace(
+    BATCH,
+    new_rows=[ROW_WITH_IMAGE],
+    image_stages=(ImageStages(IMAGE.digest, 0, 5, IMAGE), ImageStages(b"e" * 32, 3, 28)),
+    images_dropped=(b"f" * 32,),
+)
+
+
 @pytest.mark.parametrize(
     "step",
     [
         Forward(BATCH),
+        Forward(ENCODING),
         StepLaunch(BATCH, Bucket(8, 2, False), True, False),
         CaptureLaunch(Bucket(4, 4, True)),
         Sampling(BATCH.sample, None),

@@ -5,7 +5,7 @@ import { plural, seconds, sum } from "../numbers.js";
 import { colour, context } from "./canvas.js";
 
 // In the order of the server's weights; the first is of each step, the others of its load.
-const PARTS = ["each step", "decode rows", "prompt tokens", "KV read", "attention in prompts"];
+const PARTS = ["each step", "decode rows", "prompt tokens", "KV read", "attention in prompts", "images"];
 const HEIGHT = 150;
 const LEFT = 56; // of the scale
 
@@ -23,8 +23,7 @@ export class Steps {
 
   show(event) {
     const { steps, weights } = event.engine;
-    const parts = steps.map((step) =>
-      weights.map((weight, part) => weight * [1, step.rows, step.prompt_tokens, step.kv_tokens, step.pairs][part]));
+    const parts = steps.map((step) => weights.length ? predictedParts(step, weights) : []);
     const last = steps.at(-1);
     if (!last) {
       this.lead.textContent = "No step yet.";
@@ -67,6 +66,14 @@ export class Steps {
       pen.fillRect(x - 0.5, base - each.seconds * scale - 1, wide + 1, 2.5);
     });
   }
+}
+
+/** Seconds of each of PARTS; the encoder's stages and operations, and steps with images, are one. */
+function predictedParts(step, weights) {
+  const load = [1, step.rows, step.prompt_tokens, step.kv_tokens, step.pairs,
+    step.encoder_stages, step.encoder_operations, step.has_images];
+  const times = weights.map((weight, place) => weight * load[place]);
+  return [...times.slice(0, 5), sum(times.slice(5))];
 }
 
 /** A round number not below the value. */

@@ -11,12 +11,12 @@ from weakref import ref
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor
 
 from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, PromptImage, SamplingParams
+from runtime.scheduler.batch import Batch
 from runtime.startup.loading import load
 from tests.support.models.tiny_vision import (
     HYBRID_VISION_KINDS,
@@ -86,7 +86,8 @@ def answer(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
     while not engine.idle:
         for output in engine.step():
             assert output.error is None, output.error
-            answers[output.id] += output.tokens
+            if output.id < len(answers):
+                answers[output.id] += output.tokens
     return answers
 
 
@@ -105,16 +106,59 @@ def test_a_request_that_is_aborted_leaves_no_pixels(checkpoint: Path, device: De
     assert pixels() is None
 
 
-def test_the_encoders_time_is_not_learned_as_that_of_tokens(
+def test_the_encoders_work_is_part_of_what_a_step_is_known_to_have_done(
     checkpoint: Path, device: DeviceOption
 ) -> None:
-    engine, times = make_engine(checkpoint, device), []
+    engine = make_engine(checkpoint, device)
     for id, (tokens, images) in enumerate((PROMPTS[0], PROMPTS[3])):  # the second is of text
         engine.add(EngineRequest(id, 0, tokens, SamplingParams(max_tokens=1), images=images))
         while not engine.idle:
             engine.step()
-        times.append(len(engine.scheduler.times.recent))
-    assert times == [0, 1]
+    (with_image, _), (text, _) = engine.scheduler.times.recent
+    stages = len(engine.requests.resolved.encoder_stages)
+    assert (with_image.encoder_stages, with_image.has_images) == (stages, 1)
+    assert with_image.encoder_operations > 0
+    assert (text.encoder_stages, text.encoder_operations, text.has_images) == (0, 0.0, 0)
+
+
+def test_an_image_that_is_encoded_over_many_steps_changes_no_token(
+    checkpoint: Path, device: DeviceOption, expected: list[list[int]]
+) -> None:
+    """A target that no step can keep: one stage of the encoder, or one chunk, at a time."""
+    engine = make_engine(checkpoint, device, itl_target_ms=1e-3, prefix_cache=False)
+    slices: list[tuple[int, int]] = []
+    forward = engine._executor.forward
+
+    def noted(batch: Batch) -> None:
+        slices.extend((one.first, one.end) for one in batch.image_stages)
+        forward(batch)
+
+    engine._executor.forward = noted  # type: ignore[method-assign]
+    engine.add(EngineRequest(99, 0, TEXT, SamplingParams(max_tokens=150, temperature=0)))
+    for _ in range(3):
+        engine.step()
+    assert answer(engine, PROMPTS[:3]) == expected[:3]
+    assert len(slices) > 4, "no image was cut"
+
+
+def test_an_abort_in_the_middle_of_an_image_leaves_nothing_on_the_device(
+    checkpoint: Path, device: DeviceOption
+) -> None:
+    engine = make_engine(checkpoint, device, itl_target_ms=1e-3)
+    engine.add(EngineRequest(1, 0, TEXT, SamplingParams(max_tokens=200, temperature=0)))
+    for _ in range(3):
+        engine.step()
+    tokens, images = PROMPTS[2]
+    engine.add(EngineRequest(2, 0, tokens, SamplingParams(max_tokens=2), images=images))
+    held: Any = engine._executor._images  # type: ignore[attr-defined]
+    for _ in range(200):
+        engine.step()
+        if held._begun is not None:
+            break
+    assert held._begun is not None
+    engine.abort(2)
+    engine.step()
+    assert held._begun is None and engine.requests.images.begun is None
 
 
 @pytest.mark.parametrize("batched", [7, 48, 512])
@@ -171,17 +215,19 @@ def test_an_image_behind_a_cached_prefix_is_not_encoded(
 def test_answers_of_one_prompt_encode_its_image_once(
     checkpoint: Path, device: DeviceOption
 ) -> None:
-    engine = make_engine(checkpoint, device, max_batched_tokens=16)
+    engine = make_engine(checkpoint, device, max_batched_tokens=16, prefix_cache=False)
     first, *others = answer(engine, [PROMPTS[0]] * 4)
     assert others == [first] * 3
-    assert engine.stats().images_encoded == 1 and engine.stats().image_cache_hits > 0
+    assert engine.stats().images_encoded == 1 and engine.stats().image_cache_hits == 3
 
 
-def forget_features(engine: Engine, limit: int = 1) -> None:
-    """Features of other images than the newest are encoded again."""
-    from runtime.executor.images import FeatureCache
-
-    engine._executor._images._cache = FeatureCache(limit)  # type: ignore[attr-defined]
+def forget_features(engine: Engine) -> None:
+    """Features that no prompt reads next are dropped, for every other image."""
+    images = engine.requests.images
+    images.limit = 1
+    for digest in list(images._tokens):
+        images._unread.discard(digest)
+        images._drop(digest, images._tokens.pop(digest))
 
 
 def test_images_whose_features_were_dropped_are_encoded_again(
@@ -227,9 +273,10 @@ def test_text_alone_makes_no_call_that_images_need(
     executor = engine._executor
     assert isinstance(executor, TorchExecutor)
 
-    def refuse(pixels: Tensor) -> Tensor:
+    def refuse(*_: Any) -> None:
         raise AssertionError("no image is there")
 
-    monkeypatch.setattr(executor._images, "_encode", refuse)
+    for name in ("_encode", "_step_images"):
+        monkeypatch.setattr(executor._images, name, refuse)
     answer(engine, [PROMPTS[3]])
     assert torch.count_nonzero(executor._images.position_deltas) == 0  # type: ignore[union-attr]
