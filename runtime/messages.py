@@ -1,6 +1,6 @@
 """The messages between an API process and the engine process.
 
-    API process  --  Hello, Request, Abort, Observe        -->  engine
+    API process  --  Hello, EngineRequest(s), Abort, Observe  -->  engine
     engine       --  Progress, Ready, StepOutput, EngineLoad, Snapshot -->  API process
     launcher     --  EngineDown                -->  API process
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from runtime.kv_capacity import KVCapacity
 
@@ -101,6 +102,21 @@ class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     salt: bytes = b""  # prefixes are shared only between requests of the same salt
     arrived: float = 0.0
     images: tuple[PromptImage, ...] = ()  # in the order of the prompt
+
+
+class EngineRequests(Struct, frozen=True, array_like=True, tag="requests"):
+    """Requests of one API process whose prompts have the same images, which are sent once."""
+
+    requests: list[EngineRequest]  # without their images
+    images: tuple[PromptImage, ...]
+
+    @classmethod
+    def of(cls, requests: list[EngineRequest]) -> EngineRequests:
+        return cls([replace(one, images=()) for one in requests], requests[0].images)
+
+    def whole(self) -> list[EngineRequest]:
+        """The requests with their images, whose bytes are there once."""
+        return [replace(one, images=self.images) for one in self.requests]
 
 
 class Abort(Struct, frozen=True, array_like=True, tag="abort"):
@@ -415,5 +431,5 @@ class EngineDown(Struct, frozen=True, array_like=True, tag="down"):
     epoch: int | None = None  # of the engine that ended: a newer one may have sent Ready already
 
 
-ToEngine = Hello | EngineRequest | Abort | Observe
+ToEngine = Hello | EngineRequest | EngineRequests | Abort | Observe
 FromEngine = StepOutput | Progress | Ready | EngineLoad | EngineDown | Snapshot

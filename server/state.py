@@ -82,7 +82,8 @@ class ServerState:
 
     @property
     def readable(self) -> Readable:
-        return Readable(self.config.served_names[0], self.images is not None)
+        name, refused = self.config.served_names[0], self.metrics.image_refused
+        return Readable(name, self.images is not None, refused)
 
     @property
     def images(self) -> ImageReader | None:

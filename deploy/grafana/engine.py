@@ -104,6 +104,12 @@ def engine() -> list[Panel]:
             "percentunit",
             [("{{instance}}", rate("wavefill_image_encoder_seconds_total", "instance"))],
         ),
+        graph(
+            "Images refused",
+            "In a second, by cause; docs/operate.md says what each is.",
+            "ops",
+            [("{{cause}}", rate("wavefill_images_refused_total", "cause"))],
+        ),
         row("State"),
         STATE,
         graph(

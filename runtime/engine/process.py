@@ -26,6 +26,7 @@ from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
     Abort,
     EngineRequest,
+    EngineRequests,
     FromEngine,
     Hello,
     Observe,
@@ -276,13 +277,16 @@ def _lead(executor: DeviceExecutor, followers: Followers) -> None:
 
 
 def _handle(
-    message: Hello | EngineRequest | Abort,
+    message: Hello | EngineRequest | EngineRequests | Abort,
     engine: Engine,
     publisher: OutputPublisher,
     ready: Ready,
     loads: LoadReport | None,
 ) -> None:
     match message:
+        case EngineRequests():
+            for request in message.whole():
+                _handle(request, engine, publisher, ready, loads)
         case EngineRequest():
             if loads is not None:
                 loads.received(message.client)

@@ -12,7 +12,8 @@ There may be several engines, each with the whole model: a router chooses one fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from runtime.ipc.channel import Sender
 from runtime.ipc.connection import EngineAddress, EngineConnection, Listener
@@ -23,6 +24,7 @@ from runtime.messages import (
     EngineDown,
     EngineLoad,
     EngineRequest,
+    EngineRequests,
     FromEngine,
     Observe,
     Progress,
@@ -71,6 +73,8 @@ class EngineClient:
         # Ids start at the clock, so that a restarted API process does not reuse any.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
         self._ready: Ready | None = None
+        # Within sent_together(): requests that are to be sent, by engine.
+        self._together: dict[int, list[EngineRequest]] | None = None
 
     async def start(self) -> None:
         """Listen from now on, on the running event loop."""
@@ -150,6 +154,22 @@ class EngineClient:
         self._route(mailbox)
         return mailbox
 
+    @contextmanager
+    def sent_together(self) -> Iterator[None]:
+        """Requests with the same images that are submitted within it go in one message, at its end,
+        to each engine that is to answer some of them."""
+        assert self._together is None
+        self._together = {}
+        try:
+            yield
+        finally:
+            groups, self._together = self._together, None
+            for engine, requests in groups.items():
+                if len(requests) > 1:
+                    self.engines[engine].send(EngineRequests.of(requests))
+                else:
+                    self.engines[engine].send(requests[0])
+
     def _route(self, mailbox: Mailbox) -> None:
         """Send a request to an engine; it waits if none is ready."""
         ready = [engine for engine in self.engines if engine.ready is not None]
@@ -157,7 +177,10 @@ class EngineClient:
             answering = [each.index for each in ready if not each.stalled()]
             among = answering or [each.index for each in ready]
             mailbox.engine = self._router.choose(mailbox.request, among)
-            self.engines[mailbox.engine].send(mailbox.request)
+            if self._together is None:
+                self.engines[mailbox.engine].send(mailbox.request)
+            else:
+                self._together.setdefault(mailbox.engine, []).append(mailbox.request)
 
     def _new_id(self) -> int:
         self._next_id += 1

@@ -9,8 +9,9 @@ time, and each group finds its own pages by the hashes that all groups share.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
 
 from runtime.messages import PromptImage
@@ -36,16 +37,22 @@ def page_hash(parent: PageHash, content: bytes) -> PageHash:
     return blake2b(parent + content, digest_size=DIGEST_BYTES).digest()
 
 
-def images_between(images: Iterable[PromptImage], first: int, last: int) -> bytes:
+def images_between(images: Sequence[PromptImage], first: int, last: int) -> bytes:
     """Place and digest of the images that have tokens from place `first` up to `last`.
 
-    It tells apart tokens that are the same for all images.
+    It tells apart tokens that are the same for all images.  images: in the order of the prompt
     """
-    return b"".join(
-        image.start.to_bytes(8, "little") + image.digest
-        for image in images
-        if image.start < last and image.start + image.num_tokens > first
-    )
+    found = bytearray()
+    for place in range(bisect_right(images, first, key=_end), len(images)):
+        image = images[place]
+        if image.start >= last:
+            break
+        found += image.start.to_bytes(8, "little") + image.digest
+    return bytes(found)
+
+
+def _end(image: PromptImage) -> int:
+    return image.start + image.num_tokens
 
 
 def extend_chain(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from server.errors import FieldPath, UnsupportedParameter
+from server.metrics.image_causes import ImageCause
 
 OTHER_MEDIA = {  # what a type's name begins or ends with -> what it is
     "audio": "sound",
@@ -20,6 +22,7 @@ class Readable:
 
     model: str
     images: bool
+    refused: Callable[[ImageCause], None] = lambda cause: None  # counts an image
 
     def check(self, kind: str, path: FieldPath, *, image: str, text: str) -> None:
         """Raises UnsupportedParameter for a part that the model does not read.
@@ -37,6 +40,8 @@ class Readable:
                 "{}",
                 (path, kind[:40], self.model[:100], media, text, image),
             )
+        if kind == image:
+            self.refused("model")
         needs = ", and images need a vision-language model" if kind == image else ""
         raise UnsupportedParameter(
             "{} is {}: the model `{}` reads text only{}: send parts of type {}",
@@ -46,6 +51,7 @@ class Readable:
     def check_field(self, path: FieldPath) -> None:
         """Raises UnsupportedParameter for a field of images, if the model does not read them."""
         if not self.images:
+            self.refused("model")
             raise UnsupportedParameter(
                 "{}: the model `{}` reads text only, and images need a vision-language model: "
                 "leave images out",

@@ -97,7 +97,7 @@ async def prepare_chat(
         parser = parsers[0] if parsers else None
         grammar = await chat_grammar(state, body, ready, parser, params.max_tokens)
         params = msgspec.structs.replace(params, grammar=grammar)
-        held = None if images is None else await images.decode(body.n or 1)
+        held = None if images is None else await images.decode()
         return Generation(
             state, route, body, [prompt], params, salt, slots, parsers=parsers, images=held
         )

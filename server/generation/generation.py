@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -88,11 +89,14 @@ class Generation:
         self._closed = False
         self._n = copies or body.n or 1
         self.choices: list[Choice] = []
+        together = nullcontext() if images is None else state.client.sent_together()
         try:
-            for prompt in prompts:
-                for copy in range(self._n):
-                    parser = parsers[copy] if parsers else None
-                    self.choices.append(self._submit(body, prompt, params, slots, copy, parser))
+            with together:  # the pixels of images go to an engine once
+                for prompt in prompts:
+                    for copy in range(self._n):
+                        parser = parsers[copy] if parsers else None
+                        choice = self._submit(body, prompt, params, slots, copy, parser)
+                        self.choices.append(choice)
         except Exception:
             self._abort("error")
             if images is not None:

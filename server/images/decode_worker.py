@@ -21,6 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from server.images.image_error import ImageError
+from server.metrics.image_causes import ImageCause
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -80,6 +81,7 @@ class DecodeResult(Struct, frozen=True, array_like=True):
     height: int = 0
     num_bytes: int = 0
     digest: bytes = b""  # SHA-256 of the size and the pixels
+    cause: ImageCause = "damaged"  # of an error
 
 
 def inspect(data: bytes, declared: str = "") -> Image:
@@ -87,25 +89,26 @@ def inspect(data: bytes, declared: str = "") -> Image:
     from PIL import Image, UnidentifiedImageError
 
     if not data:
-        raise ImageError("has no bytes: send the whole file")
+        raise ImageError("has no bytes: send the whole file", "format")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             image = Image.open(io.BytesIO(data), formats=tuple(MEDIA_TYPES))
     except UnidentifiedImageError:
-        raise ImageError(_unknown(data)) from None
+        raise ImageError(_unknown(data), "format") from None
     except MemoryError:
-        raise ImageError("takes too much memory to read: make it smaller") from None
+        raise ImageError("takes too much memory to read: make it smaller", "size") from None
     except Exception as error:  # whatever a parser raises is the file's fault here
-        raise ImageError(_damaged(_seems(data) or "an image", error)) from None
+        raise ImageError(_damaged(_seems(data) or "an image", error), "damaged") from None
     _check_type(declared, _format(image))
     width, height = image.size
     if width < 1 or height < 1:
-        raise ImageError(f"is {width} x {height} pixels: send one that has some")
+        raise ImageError(f"is {width} x {height} pixels: send one that has some", "size")
     if width * height > MAX_SOURCE_PIXELS:
         raise ImageError(
             f"is {width} x {height} pixels, at most {MAX_SOURCE_PIXELS} in all are decoded: "
-            "make it smaller"
+            "make it smaller",
+            "size",
         )
     return image
 
@@ -127,9 +130,9 @@ def pixels(image: Image, width: int, height: int) -> Image:
             size = (height, width) if turn in SIDEWAYS else (width, height)
             return image if image.size == size else image.resize(size, Resampling.BICUBIC)
     except MemoryError:
-        raise ImageError("takes too much memory to decode: make it smaller") from None
+        raise ImageError("takes too much memory to decode: make it smaller", "size") from None
     except Exception as error:  # as above
-        raise ImageError(_damaged(name, error)) from None
+        raise ImageError(_damaged(name, error), "damaged") from None
 
 
 def _format(image: Image) -> str:
@@ -142,9 +145,9 @@ def _check_type(declared: str, found: str) -> None:
     if not declared or declared in MEDIA_TYPES[found]:
         return
     usual = MEDIA_TYPES[found][0]
-    if declared not in known:
-        raise ImageError(f"is declared as {declared[:60]}, its bytes are {usual}: declare that")
-    raise ImageError(f"is declared as {declared}, its bytes are {usual}: declare what it is")
+    what = "declare what it is" if declared in known else "declare that"
+    error = f"is declared as {declared[:60]}, its bytes are {usual}: {what}"
+    raise ImageError(error, "format")
 
 
 def _unknown(data: bytes) -> str:
@@ -229,9 +232,9 @@ def answer(args: DecodeArgs, data: bytes) -> tuple[DecodeResult, bytes]:
         digest = hashlib.sha256(f"{found.width}x{found.height}:".encode() + raw).digest()
         return DecodeResult("", found.width, found.height, len(raw), digest), raw
     except ImageError as error:
-        return DecodeResult(str(error)), b""
+        return DecodeResult(str(error), cause=error.cause), b""
     except MemoryError:
-        return DecodeResult("takes too much memory to decode: make it smaller"), b""
+        return DecodeResult("takes too much memory to decode: make it smaller", cause="size"), b""
 
 
 def _read(stdin: BinaryIO, size: int) -> bytes:

@@ -20,6 +20,7 @@ import msgspec
 from server.generation.admission import full
 from server.images.decode_worker import CPU_SECONDS, DecodeArgs, DecodeResult
 from server.images.image_error import ImageError
+from server.metrics.image_causes import ImageCause
 
 PROCESSES = 2  # of an API process; they start when they are needed
 WAIT_SECONDS = 30.0  # until an answer, whatever keeps a process waiting; see CPU_SECONDS
@@ -73,7 +74,7 @@ class ImageDecoder:
         finally:
             self._waiting -= 1
         if result.error:
-            raise ImageError(result.error)
+            raise ImageError(result.error, result.cause)
         return result, raw
 
     def _ask(self, args: DecodeArgs, data: bytes) -> tuple[DecodeResult, bytes]:
@@ -83,11 +84,13 @@ class ImageDecoder:
         except TimeoutError:
             process.end()
             error = f"is not decoded after {self._seconds:g} s: make it smaller, or try again"
+            cause: ImageCause = "size"
         except (OSError, EOFError):
-            code = process.end(0.5)
+            code, cause = process.end(0.5), "size"
             if code == -signal.SIGPROF:
                 error = f"takes over {CPU_SECONDS:g} s to decode: make it smaller"
             else:
+                cause = "damaged"
                 how = signal.Signals(-code).name if code < 0 else f"code {code}"
                 error = (
                     f"ended the process that decoded it ({how}): save it anew, or make it smaller"
@@ -96,7 +99,7 @@ class ImageDecoder:
             with self._lock:
                 self._idle.append(process)
             return answer
-        return DecodeResult(error), b""
+        return DecodeResult(error, cause=cause), b""
 
     def _take(self) -> DecodeProcess:
         with self._lock:

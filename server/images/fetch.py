@@ -19,6 +19,7 @@ import httptools
 
 from server.images.addresses import AllowedHosts, is_public
 from server.images.image_error import ImageError
+from server.metrics.image_causes import ImageCause
 
 SECONDS = 5.0  # for all of it, redirects too
 MAX_BYTES = 10 << 20
@@ -52,17 +53,20 @@ class Target:
             scheme, name, port = parts.scheme.lower(), parts.hostname, parts.port
             host = "" if name is None else _ascii_host(name)
         except ValueError:
-            raise ImageError("is no valid URL: correct it") from None
+            raise ImageError("is no valid URL: correct it", "source") from None
         check_scheme(scheme)
         if not host:
-            raise ImageError("is a URL without a host: correct it")
+            raise ImageError("is a URL without a host: correct it", "source")
         if parts.username is not None or parts.password is not None:
-            raise ImageError("has a user name or a password in it: leave them out")
+            error = "has a user name or a password in it: leave them out"
+            raise ImageError(error, "not_allowed")
         port = PORTS[scheme] if port is None else port
         if not allowed.allows(host, port):
             raise ImageError(
                 f"is of {host[:100]} port {port}, which this server does not fetch images from: "
-                "send the image itself as a data URL (the operator can allow hosts by --image-urls)"
+                "send the image itself as a data URL (the operator can allow hosts by "
+                "--image-urls)",
+                "not_allowed",
             )
         query = f"?{parts.query}" if parts.query else ""
         return cls(scheme, host, port, quote((parts.path or "/") + query, safe=UNQUOTED))
@@ -85,9 +89,10 @@ class Target:
 def check_scheme(scheme: str) -> None:
     """Raises ImageError."""
     if not scheme:
-        raise ImageError("is no URL: begin it with data:, https: or http:")
+        raise ImageError("is no URL: begin it with data:, https: or http:", "source")
     if scheme not in PORTS:
-        raise ImageError(f"has the scheme {scheme[:20]}: use data, https or http")
+        error = f"has the scheme {scheme[:20]}: use data, https or http"
+        raise ImageError(error, "not_allowed")
 
 
 def _ascii_host(name: str) -> str:
@@ -131,16 +136,19 @@ class ImageFetcher:
             check_scheme(url.partition(":")[0].lower() if ":" in url else "")
             raise ImageError(
                 "is a URL to fetch, which this server does not do: send the image itself as a data "
-                "URL (the operator can allow hosts by --image-urls)"
+                "URL (the operator can allow hosts by --image-urls)",
+                "not_allowed",
             )
         if len(url) > MAX_URL:
-            raise ImageError(f"has {len(url)} characters, a URL may have {MAX_URL}: shorten it")
+            error = f"has {len(url)} characters, a URL may have {MAX_URL}: shorten it"
+            raise ImageError(error, "source")
         try:
             async with self._places, asyncio.timeout(self._seconds):
                 return await self._follow(url)
         except TimeoutError:
             raise ImageError(
-                f"was not fetched within {self._seconds:g} s: send the image itself as a data URL"
+                f"was not fetched within {self._seconds:g} s: send the image itself as a data URL",
+                "fetch",
             ) from None
 
     async def _follow(self, url: str) -> bytes:
@@ -150,15 +158,16 @@ class ImageFetcher:
             if answer.status not in REDIRECTS:
                 return answer.image()
             if not answer.location:
-                raise ImageError("redirects to nowhere: give the URL of the image itself")
+                error = "redirects to nowhere: give the URL of the image itself"
+                raise ImageError(error, "fetch")
             try:
                 url = urljoin(url, answer.location)
             except ValueError:
-                raise ImageError(
-                    "redirects to an invalid URL: give the URL of the image itself"
-                ) from None
+                error = "redirects to an invalid URL: give the URL of the image itself"
+                raise ImageError(error, "fetch") from None
         raise ImageError(
-            f"redirects more than {MAX_REDIRECTS} times: give the URL of the image itself"
+            f"redirects more than {MAX_REDIRECTS} times: give the URL of the image itself",
+            "fetch",
         )
 
     async def _addresses(self, target: Target) -> list[str]:
@@ -168,11 +177,13 @@ class ImageFetcher:
         except (OSError, UnicodeError):
             found = []
         if not found:
-            raise ImageError(f"is of {target.host[:100]}, which has no address: correct it")
+            error = f"is of {target.host[:100]}, which has no address: correct it"
+            raise ImageError(error, "fetch")
         if not all(map(self._permitted, found)):
             raise ImageError(
                 f"is of {target.host[:100]}, which has an address that is not public: send the "
-                "image itself as a data URL"
+                "image itself as a data URL",
+                "not_allowed",
             )
         return found[:MAX_ADDRESSES]
 
@@ -184,7 +195,7 @@ class ImageFetcher:
                 names = ("verify_message", "reason")
                 reason = next((str(each) for n in names if (each := getattr(error, n, ""))), "")
                 raise ImageError(
-                    f"has no valid TLS connection ({reason or error}): correct it"
+                    f"has no valid TLS connection ({reason or error}): correct it", "fetch"
                 ) from None
             except OSError:
                 continue
@@ -192,10 +203,11 @@ class ImageFetcher:
                 writer.write(target.request())
                 return await self._read(reader)
             except OSError:
-                raise ImageError("broke off while it was fetched: try again") from None
+                raise ImageError("broke off while it was fetched: try again", "fetch") from None
             finally:
                 writer.transport.abort()
-        raise ImageError(f"is of {target.host[:100]}, which takes no connection: correct it")
+        error = f"is of {target.host[:100]}, which takes no connection: correct it"
+        raise ImageError(error, "fetch")
 
     async def _connect(
         self, target: Target, address: str
@@ -225,6 +237,7 @@ class Answer:
         self.status = 0
         self.complete = False  # nothing more has to be read
         self._error: str | None = None
+        self._cause: ImageCause = "fetch"
         self._max_bytes = max_bytes
         self._parser = httptools.HttpResponseParser(self)
         self._head_bytes = 0
@@ -252,11 +265,12 @@ class Answer:
             if not self.status and self._head_bytes > MAX_HEAD:
                 self._refuse(f"is answered with headers of over {MAX_HEAD} bytes: use another host")
         if self._error is not None:
-            raise ImageError(self._error)
+            raise ImageError(self._error, self._cause)
 
-    def _refuse(self, error: str) -> None:
+    def _refuse(self, error: str, cause: ImageCause = "fetch") -> None:
         # Not raised: a parser wraps what its callbacks raise.
-        self._error = self._error or error
+        if self._error is None:
+            self._error, self._cause = error, cause
         self.complete = True
 
     def _end(self) -> None:
@@ -282,13 +296,13 @@ class Answer:
             self._refuse("is answered with a compressed body: use another host")
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length) > self._max_bytes:
-            self._refuse(self._too_large())
+            self._refuse(self._too_large(), "size")
 
     def on_body(self, data: bytes) -> None:
         if self.status == 200:
             self._body += data
         if len(self._body) > self._max_bytes:
-            self._refuse(self._too_large())
+            self._refuse(self._too_large(), "size")
 
     def on_message_complete(self) -> None:
         if self.status:

@@ -53,7 +53,8 @@ class ImageLimits:
         if max(width, height) > MAX_ASPECT * min(width, height):
             raise ImageError(
                 f"is {width} x {height} pixels: one side may be at most {MAX_ASPECT} times the "
-                "other; cut it"
+                "other; cut it",
+                "size",
             )
         most = min(self.max_pixels, LOW_PIXELS) if detail == "low" else self.max_pixels
         return fitted(width, height, self.factor, self.min_pixels, most)

@@ -28,7 +28,11 @@ def check_options(config: ServerConfig) -> None:
         AllowedHosts.parse(config.image_urls)
     except ValueError as error:
         raise OptionError(f"--image-urls {config.image_urls}: {error}") from None
-    pixels = config.engine.max_image_pixels
+    check_pixels(config.engine.max_image_pixels)
+
+
+def check_pixels(pixels: int) -> None:
+    """Raises OptionError for a value of --max-image-pixels that no model takes."""
     if pixels and not MIN_PIXELS <= pixels <= MAX_PIXELS:
         raise OptionError(
             f"--max-image-pixels {pixels}: choose from {MIN_PIXELS} to {MAX_PIXELS}, such as 4m, "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 from runtime.messages import PromptImage
 from server.apis.openai.chat_schema import ChatRequest, ImageUrl
@@ -18,6 +18,7 @@ from server.http.request_context import current_owner, images_read
 from server.images.image_error import ImageError
 from server.images.reader import HeldPixels, ImageReader
 from server.images.source import ImageData, ImageSources
+from server.metrics.image_causes import ImageCause
 from server.prompt.tokenizer import ChatTokenizer
 from server.state import ServerState
 
@@ -25,6 +26,12 @@ MESSAGES = FieldPath("messages")
 ROLES = ("user", "tool")
 INVALID = "invalid_image"
 T = TypeVar("T")
+
+
+class CountRefused(Protocol):
+    """Metrics.image_refused."""
+
+    def __call__(self, cause: ImageCause, count: int = 1) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -39,8 +46,10 @@ class SizedImage:
 
 
 class RequestImages:
-    def __init__(self, reader: ImageReader, images: Sequence[SizedImage]) -> None:
-        self._reader, self._images = reader, images
+    def __init__(
+        self, reader: ImageReader, images: Sequence[SizedImage], refused: CountRefused
+    ) -> None:
+        self._reader, self._images, self._refused = reader, images, refused
         self._starts: list[int] = []  # of each image in the prompt
 
     @property
@@ -55,19 +64,19 @@ class RequestImages:
 
         Raises RequestError that names the field of the first that cannot be used, RateLimited.
         """
-        reader = state.images
+        reader, refused = state.images, state.metrics.image_refused
         if reader is None:
             state.readable.check_field(found[0][0])
         assert reader is not None
+        if len(found) > reader.limits.max_images:
+            refused("count", len(found))
         _check(body, found, reader)
         files = None if state.batches is None else state.batches.files
         sources = ImageSources(reader.fetcher, files, current_owner())
         found_before = images_read.get()
         known: dict[Any, ImageData] = {} if found_before is None else found_before
-        return cls(
-            reader,
-            await _all([_sized(reader, sources, known, path, image) for path, image in found]),
-        )
+        sized = [_sized(reader, sources, known, path, image, refused) for path, image in found]
+        return cls(reader, await _all(sized), refused)
 
     def place(self, tokens: list[int], tokenizer: ChatTokenizer) -> list[int]:
         """The prompt with as many placeholders for each image as it has tokens.
@@ -99,19 +108,19 @@ class RequestImages:
             copied = place + 1
         return placed + tokens[copied:]
 
-    async def decode(self, copies: int) -> HeldPixels:
-        """The images as the engine takes them, once for each of `copies` answers.
+    async def decode(self) -> HeldPixels:
+        """The images as the engine takes them, which all answers share.
 
         Raises RequestError, RateLimited.
         """
         pixels = sum(3 * image.width * image.height for image in self._images)
-        if copies * pixels > self._reader.most_bytes:
+        if pixels > self._reader.most_bytes:
             raise RequestError(
-                "{n} is {}, and the images have {} bytes of pixels for each answer: together at "
-                "most {} are taken: ask for fewer answers, or send fewer or smaller images",
-                (copies, pixels, self._reader.most_bytes),
+                "{messages} has images of {} bytes of pixels, at most {} are taken: send fewer or "
+                "smaller ones",
+                (pixels, self._reader.most_bytes),
             )
-        held = HeldPixels(self._reader, copies * pixels)
+        held = HeldPixels(self._reader, pixels)
         try:
             pairs = zip(self._images, self._starts, strict=True)
             held.images = tuple(await _all([self._decoded(*pair) for pair in pairs]))
@@ -126,6 +135,7 @@ class RequestImages:
                 image.data.data, image.width, image.height
             )
         except ImageError as error:
+            self._refused(error.cause)
             raise _refused(image.path, error) from None
         return PromptImage(
             start, image.num_tokens, result.width, result.height, pixels, result.digest
@@ -171,6 +181,7 @@ async def _sized(
     known: dict[Any, ImageData],
     path: FieldPath,
     image: ImageUrl,
+    refused: CountRefused,
 ) -> SizedImage:
     key = (image.url, image.file_id)
     path /= "file_id" if image.url is None else "url"
@@ -182,8 +193,10 @@ async def _sized(
         stored = await reader.decoder.size(data.data, data.declared)
         width, height = reader.limits.size(*stored, image.detail)
     except ImageError as error:
+        refused(error.cause)
         raise _refused(path, error) from None
     except NotFound:
+        refused("source")
         raise RequestError(
             "{} is {}, which is no file of yours: upload it to /v1/files first",
             (path, (image.file_id or "")[:64]),

@@ -46,7 +46,8 @@ class ImageSources:
         if files is None:
             raise ImageError(
                 "names a file, and this server keeps none: send the image itself as a data URL "
-                "(the operator can switch files on by --data-dir)"
+                "(the operator can switch files on by --data-dir)",
+                "source",
             )
         return await asyncio.to_thread(_read_file, files, self.owner, id)
 
@@ -55,18 +56,22 @@ def parse_data_url(url: str) -> ImageData:
     """Raises ImageError."""
     head, comma, text = url[len(DATA) :].partition(",")
     if not comma or len(head) > MAX_MEDIA_TYPE:
-        raise ImageError('is no valid data URL: it must begin as "data:image/png;base64,"')
+        raise ImageError(
+            'is no valid data URL: it must begin as "data:image/png;base64,"', "source"
+        )
     media_type, *options = (word.strip().lower() for word in head.split(";"))
     if "base64" not in options:
-        raise ImageError("is a data URL without ;base64: encode the image as base64")
+        raise ImageError("is a data URL without ;base64: encode the image as base64", "source")
     if not media_type.startswith("image/"):
         kind = media_type or "no media type"
-        raise ImageError(f"is a data URL of {kind[:60]}: send an image, such as image/png")
+        error = f"is a data URL of {kind[:60]}: send an image, such as image/png"
+        raise ImageError(error, "format")
     check_length(len(text) * 3 // 4 - text[-2:].count("="))
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise ImageError("is not valid base64: encode all of the image's bytes anew") from None
+        error = "is not valid base64: encode all of the image's bytes anew"
+        raise ImageError(error, "source") from None
     return ImageData(data, "" if media_type == ANY_IMAGE else media_type)
 
 
@@ -74,7 +79,8 @@ def check_length(num_bytes: int) -> None:
     """Raises ImageError for an image of too many bytes."""
     if num_bytes > MAX_IMAGE_BYTES:
         raise ImageError(
-            f"has {num_bytes} bytes, an image may have {MAX_IMAGE_BYTES}: make it smaller"
+            f"has {num_bytes} bytes, an image may have {MAX_IMAGE_BYTES}: make it smaller",
+            "size",
         )
 
 

@@ -6,6 +6,7 @@ from typing import get_args
 
 from runtime.messages import FinishReason
 from server.generation.admission import Reason
+from server.metrics.image_causes import ImageCause
 
 FIRST_TOKEN_BUCKETS = (
     0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
@@ -32,6 +33,10 @@ COUNTERS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
     "admission_rejections": (
         "Requests rejected with 429, by reason.",
         {"reason": get_args(Reason)},
+    ),
+    "images_refused": (
+        "Images of requests that were refused, by cause.",
+        {"cause": get_args(ImageCause)},
     ),
     "aborted": (
         "Completions aborted by a disconnect or an error.",

@@ -27,6 +27,7 @@ from server.metrics.families import (
     HTTP_DURATION_BUCKETS,
     PER_TOKEN_BUCKETS,
 )
+from server.metrics.image_causes import ImageCause
 from server.metrics.latency_window import LatencyWindow
 from server.metrics.process_families import process_families
 from server.metrics.vllm_names import vllm_families
@@ -130,8 +131,8 @@ class Metrics(Collector):
                 per_token = decode / (generated_tokens - 1)
                 histograms["time_per_output_token_seconds"].observe(per_token)
 
-    def _count(self, counter: str, **labels: str) -> None:
-        self._counters[counter].labels(**self._label, **labels).inc()
+    def _count(self, counter: str, count: int = 1, **labels: str) -> None:
+        self._counters[counter].labels(**self._label, **labels).inc(count)
 
     def inter_token(self, seconds: float) -> None:
         self._inter_token.add(seconds)
@@ -149,6 +150,10 @@ class Metrics(Collector):
     def rejected(self, reason: str) -> None:
         """`reason` is one of server/generation/admission.py."""
         self._count("admission_rejections", reason=reason)
+
+    def image_refused(self, cause: ImageCause, count: int = 1) -> None:
+        """An image of a request could not be used, or the model reads none."""
+        self._count("images_refused", count, cause=cause)
 
     def aborted(self, by: str) -> None:
         """In addition to `request_finished`, whose reason is "abort"."""

@@ -9,6 +9,7 @@ import time
 from importlib.metadata import version
 from typing import get_args
 
+from runtime.config import MAX_IMAGE_PIXELS
 from runtime.messages import Ready, Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
@@ -62,6 +63,7 @@ class Reporter:
                     continue
                 if not reported:
                     self._loading.end()
+                    self._warn_of_unused_options(started)
                     before, last = Stats(), time.monotonic()
                     self._say(self._full(started))
                 if len(engines) > 1:
@@ -76,6 +78,15 @@ class Reporter:
                 if stats.steps != before.steps:
                     self._say(busy_line(stats, before, elapsed))
                 before, last = stats, time.monotonic()
+
+    def _warn_of_unused_options(self, ready: Ready) -> None:
+        reads_images = ready.reads_images and self._processes
+        if not reads_images and (unused := unused_image_options(self._config)):
+            log.warning(
+                "%s: %s reads text alone here, and this is for models that read images: leave it "
+                "out, or serve such a model",
+                *(" and ".join(unused), self._config.served_names[0]),
+            )
 
     def _full(self, ready: Ready) -> str:
         return start_report(self._config, ready, chats=self._chats, processes=self._processes)
@@ -146,6 +157,18 @@ def _states(ready: Ready) -> str:
     if ready.num_snapshots:
         cache = f"{ready.num_snapshots:,} snapshots in host memory for the prefix cache"
     return f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}\n"
+
+
+def unused_image_options(config: ServerConfig) -> list[str]:
+    """The options of images that change nothing for a model of text."""
+    text_wanted = config.engine.max_image_pixels == 0  # then no images are expected
+    given = {
+        "--image-urls": config.image_urls != "",
+        "--limit-mm-per-prompt": config.limit_mm_per_prompt != ServerConfig().limit_mm_per_prompt
+        and not text_wanted,
+        "--max-image-pixels": config.engine.max_image_pixels not in (0, MAX_IMAGE_PIXELS),
+    }
+    return [name for name, changes in given.items() if changes]
 
 
 def _text_part(ready: Ready, processes: bool) -> str:

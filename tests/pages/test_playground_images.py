@@ -115,7 +115,7 @@ def test_images_are_removed_edited_texts_keep_them_and_images_go_alone(
 def test_what_the_model_does_not_read_is_not_sent(
     seeing: FakeServer, open_tab: Callable[..., Tab]
 ) -> None:
-    """Its limit is 4 images of a message."""
+    """Its limit is 4 images of a request, which has those of all messages before."""
     tab = open_tab(seeing.url).open()
     notice = tab.page.locator("#notice")
     assert give(tab, "drop", ["a.svg", "image/svg+xml", "PHN2Zy8+"])
@@ -126,6 +126,46 @@ def test_what_the_model_does_not_read_is_not_sent(
     assert give(tab, "drop", ["a.txt", "text/plain", "YQ=="])  # the browser does not open it
     expect(pending(tab)).to_have_count(4)
     assert not give(tab, "paste", ["a.txt", "text/plain", "YQ=="])
+
+
+def test_images_of_earlier_messages_count_for_the_conversation(
+    seeing: FakeServer, open_tab: Callable[..., Tab]
+) -> None:
+    tab = open_tab(seeing.url).open()
+    give(tab, "paste", *[file(f"{number}.png", 64, 64) for number in range(3)])
+    expect(pending(tab)).to_have_count(3)
+    tab.ask("What are they?")
+    give(tab, "paste", file("4.png", 64, 64), file("5.png", 64, 64))
+    expect(pending(tab)).to_have_count(1)
+    notice = tab.page.locator("#notice")
+    expect(notice).to_contain_text("at most 4 images, and its messages have 3: begin a new one")
+    tab.ask("And this?")
+    assert len(seeing.engine.requests[-1].images) == 4
+
+
+def test_a_message_that_is_sent_while_an_image_is_being_read_has_it(
+    seeing: FakeServer, open_tab: Callable[..., Tab]
+) -> None:
+    tab = open_tab(seeing.url).open()
+    tab.page.evaluate("""() => {
+        const read = FileReader.prototype.readAsDataURL;
+        window.goOn = [];
+        FileReader.prototype.readAsDataURL = function (file) {
+            window.goOn.push(() => read.call(this, file));
+        };
+    }""")
+    give(tab, "paste", file("large.png", 64, 64))
+    field = tab.page.get_by_label("Message", exact=True)
+    field.fill("What is it?")
+    field.press("Enter")
+    field.press("Enter")  # which sends nothing more
+    tab.page.wait_for_function("window.goOn.length === 1")
+    assert seeing.engine.requests == []
+    tab.page.evaluate("window.goOn.shift()()")
+    expect(tab.turns.first.get_by_role("img")).to_have_count(1)
+    tab.settled()
+    [request] = seeing.engine.requests
+    assert len(request.images) == 1
 
 
 def test_a_broken_image_is_refused_by_the_server_in_the_answer(

@@ -10,7 +10,7 @@ import sys
 
 import msgspec
 
-from runtime.config import EngineConfig
+from runtime.config import MAX_IMAGE_PIXELS, EngineConfig
 from server.cli.config_file import add_config_argument, find_text
 from server.cli.flags import (
     add_engine_flags,
@@ -20,6 +20,7 @@ from server.cli.flags import (
 )
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, CONFIG_ONLY, find_local, resolve_model
+from server.images.options import OptionError, check_pixels
 
 # In a process of its own: it loads PyTorch, which nothing of the server's does.
 FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
@@ -52,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     file = read_config_file(args, os.environ)
     requested = read_engine_flags(args, os.environ, FLAGS, file)
+    try:
+        check_pixels(int(requested.get("max_image_pixels", MAX_IMAGE_PIXELS)))
+    except OptionError as error:
+        raise UsageError(str(error)) from None
     card = card_bytes(args.card) if args.card else 0
     if card and requested.get("device") == "cpu":
         raise UsageError("--card and --device cpu: a card is a GPU's, leave one of them out")

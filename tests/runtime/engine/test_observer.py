@@ -53,7 +53,7 @@ def test_a_snapshot_has_the_sequences_and_the_pages_of_the_engine():
     assert {(one.id, one.state) for one in snapshot.sequences} == {(7, "decode"), (8, "decode")}
     assert snapshot.stats == watched.bench.engine.stats()
     assert snapshot.pages.owned == snapshot.stats.pages_used
-    assert len(snapshot.steps) > 0 and len(snapshot.weights) == 5
+    assert len(snapshot.steps) > 0 and len(snapshot.weights) == 8
 
 
 def test_the_waves_are_those_of_the_rows_that_decode():

@@ -23,6 +23,7 @@ from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
     Abort,
     EngineRequest,
+    EngineRequests,
     FromEngine,
     Hello,
     Progress,
@@ -159,6 +160,14 @@ def test_request_is_answered_to_its_own_client_only(played: Played) -> None:
     assert len(first) == 5 and first == second
     others = [m for m in played.heard[0] if isinstance(m, StepOutput)]
     assert 11 not in {output.id for step in others for output in outputs_of(step)}
+
+
+def test_requests_that_come_in_one_message_are_answered_each(played: Played) -> None:
+    played.wait_for(as_ready)
+    requests = [EngineRequest(id, 0, [1, 2, 3], GREEDY) for id in (12, 13)]
+    played.sender.send(EngineRequests(requests, ()))
+    first, second = played.end_of(12)[0], played.end_of(13)[0]
+    assert len(first) == 5 and first == second
 
 
 def test_abort_ends_a_request_and_the_next_one_is_answered(played: Played) -> None:

@@ -19,6 +19,7 @@ from runtime.messages import (
     Abort,
     EngineDown,
     EngineRequest,
+    EngineRequests,
     FromEngine,
     Hello,
     Progress,
@@ -136,6 +137,43 @@ async def test_images_travel_with_their_request_and_again_to_the_next_engine(
     [again] = await engine.read(1)
     assert isinstance(again, EngineRequest) and again.images == (image,)
     assert again.id == mailbox.id != request.id
+
+
+async def test_images_that_several_requests_share_are_sent_once(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    image = PromptImage(1, 4, 64, 64, bytes(range(256)) * 48, b"d" * 32)
+    with client.sent_together():
+        first, second = (
+            client.submit([1, 2, 2, 2, 2, 3], PARAMS, images=(image,)) for _ in range(2)
+        )
+    [message] = await engine.read(1)
+    assert isinstance(message, EngineRequests) and message.images == (image,)
+    assert len(msgspec.msgpack.encode(message)) < 1.5 * len(image.pixels)
+    found = message.whole()
+    assert found == [first.request, second.request]
+    assert found[0].images[0].pixels is found[1].images[0].pixels
+    engine.step(RequestOutput(second.id, [7]), RequestOutput(first.id, [8]))
+    assert (await get(first)).tokens == [8] and (await get(second)).tokens == [7]
+
+
+async def test_one_request_alone_is_sent_as_it_is(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    with client.sent_together():
+        mailbox = client.submit([1], PARAMS)
+    assert await engine.read(1) == [mailbox.request]
+
+
+async def test_requests_that_wait_for_an_engine_are_sent_when_it_is_ready(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    with client.sent_together():
+        mailboxes = [client.submit([1], PARAMS) for _ in range(2)]
+    await serve(engine, client)
+    assert await engine.read(2) == [mailbox.request for mailbox in mailboxes]
 
 
 async def test_ids_carry_the_index_of_the_api_process(client: EngineClient) -> None:

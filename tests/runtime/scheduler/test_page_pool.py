@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.scheduler.page_pool import PagePool, chain_root, extend_chain
+from runtime.messages import PromptImage
+from runtime.scheduler.page_pool import PagePool, chain_root, extend_chain, images_between
 
 
 def hashes_of(tokens: list[int], *, salt: bytes = b"", page_size: int = 4) -> list[bytes]:
@@ -141,3 +142,20 @@ def test_integrity_sees_a_leak() -> None:
     pool.allocate(1)
     with pytest.raises(AssertionError, match="recorded"):
         pool.check_integrity()
+
+
+def test_a_page_is_named_by_the_images_that_have_tokens_in_it_and_no_others() -> None:
+    images: list[PromptImage] = []
+    end = 3
+    for number, size in enumerate((5, 1, 30, 16, 2)):
+        images.append(PromptImage(end, size, 0, 0, b"", bytes([number]) * 32))
+        end += size + number % 2  # some follow each other at once
+    for first in range(end + 2):
+        for last in range(first + 1, end + 3):
+            inside = [
+                one
+                for one in images
+                if set(range(one.start, one.start + one.num_tokens)) & set(range(first, last))
+            ]
+            named = b"".join(one.start.to_bytes(8, "little") + one.digest for one in inside)
+            assert images_between(images, first, last) == named

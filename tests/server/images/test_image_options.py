@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from server.cli.commands import plan
 from server.cli.commands.serve import add_arguments, requested_config
 from server.cli.config_file import NO_FILE
 from server.cli.main import UsageError
@@ -18,9 +19,10 @@ from server.config import ServerConfig
 from server.images.addresses import AllowedHosts
 from server.images.limits import ImageLimits
 from server.images.model_files import model_limits
-from server.images.options import OptionError, images_per_prompt
+from server.images.options import OptionError, check_pixels, images_per_prompt
 from server.images.reader import ImageReader
 from server.process.api_process import images_of
+from server.process.start_report import unused_image_options
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from tests.support.images.vision_server import PAD, TEMPLATE, WORDS
 from tests.support.server.fake_engine import write_tokenizer
@@ -86,6 +88,32 @@ def test_a_wrong_option_is_refused_before_the_start(options: tuple[str, ...], wo
     with pytest.raises(UsageError) as caught:
         config_of(*options)
     assert words in str(caught.value) and options[0] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "unused"),
+    [
+        ((), []),
+        (("--image-urls", "any"), ["--image-urls"]),
+        (("--limit-mm-per-prompt", "image=4"), ["--limit-mm-per-prompt"]),
+        (("--limit-mm-per-prompt", "image=0"), []),  # it says that text alone is read
+        (("--max-image-pixels", "2m"), ["--max-image-pixels"]),
+    ],
+)
+def test_options_of_images_that_a_model_of_text_has_no_use_for_are_known(
+    options: tuple[str, ...], unused: list[str]
+) -> None:
+    assert unused_image_options(config_of(*options)) == unused
+
+
+@pytest.mark.parametrize("pixels", [1, 65_535, 16_777_217])
+def test_pixels_that_no_model_takes_are_refused_to_the_plan_too(pixels: int) -> None:
+    with pytest.raises(OptionError, match="--max-image-pixels"):
+        check_pixels(pixels)
+    parser = argparse.ArgumentParser()
+    plan.add_arguments(parser)
+    with pytest.raises(UsageError, match="choose from 65536 to 16777216"):
+        plan.run(parser.parse_args(["--max-image-pixels", str(pixels)]))
 
 
 def test_an_option_error_is_of_the_text_itself() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -180,17 +181,22 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers_before_decoding(
     assert decoded == [] and fake.engine.requests == []
 
 
-def test_images_count_once_for_each_answer(
+def test_images_count_once_for_all_answers(
     fake: FakeServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch, decoded: list[int]
 ) -> None:
     from server.images import reader
 
     pixels = 3 * 160 * 96
-    monkeypatch.setattr(reader, "MAX_HELD_BYTES", 3 * pixels)
+    monkeypatch.setattr(reader, "MAX_HELD_BYTES", pixels + len(WHOLE))
     answer = http.post(CHAT, json=body_of(CHAT, WHOLE) | {"n": 4})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "n"
-    assert f"`n` is 4, and the images have {pixels} bytes of pixels" in message_of(answer)
-    assert "ask for fewer answers" in message_of(answer) and decoded == []
+    assert answer.status_code == 200 and len(decoded) == 1
+    first, *others = (request.images for request in fake.engine.requests)
+    assert len(others) == 3 and all(each is first for each in others)
+    monkeypatch.setattr(reader, "MAX_HELD_BYTES", pixels - 1)
+    answer = http.post(CHAT, json=body_of(CHAT, WHOLE))
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
+    assert f"has images of {pixels} bytes of pixels, at most {pixels - 1}" in message_of(answer)
+    assert len(decoded) == 1
 
 
 def test_images_of_open_requests_are_counted_until_they_end(
@@ -351,3 +357,30 @@ def test_no_bytes_of_images_stay_when_requests_have_ended(
         while fake.images.held_bytes:
             assert time.monotonic() < deadline, fake.images.held_bytes
             time.sleep(0.01)
+
+
+def refused(http: httpx.Client) -> dict[str, float]:
+    """Images refused so far, by cause; those of 0 left out."""
+    pattern = r'wavefill_images_refused_total{cause="(\w+)".*} (\S+)'
+    found = re.findall(pattern, http.get("/metrics").text)
+    return {cause: float(count) for cause, count in found if float(count)}
+
+
+def test_refused_images_are_counted_by_cause(fake: FakeServer, http: httpx.Client) -> None:
+    whole, cut = data_url(WHOLE), data_url(WHOLE[:300])
+    gif = whole.replace("image/png", "image/gif")
+    most = http.get("/v1/models").json()["data"][0]["images"]["max_images"]
+    cases = {
+        "format": [gif],
+        "damaged": [cut],
+        "source": ["data:,"],
+        "not_allowed": ["https://images.example.com/a.png"],
+        "count": [whole] * (most + 1),
+    }
+    before = refused(http)
+    for urls in cases.values():
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        body = {"model": "fake", "messages": [{"role": "user", "content": content}]}
+        assert http.post(CHAT, json=body).status_code == 400
+    counts = {cause: count - before.get(cause, 0) for cause, count in refused(http).items()}
+    assert counts == {cause: len(urls) for cause, urls in cases.items()}

@@ -283,6 +283,15 @@ def test_images_are_counted(metrics: Metrics):
     assert found["wavefill_image_encoder_seconds_total"] == 0.5
 
 
+def test_refused_images_are_counted_by_cause_from_0(metrics: Metrics):
+    metrics.image_refused("count", 20)
+    metrics.image_refused("damaged")
+    text = metrics.render().decode()
+    for cause, count in (("count", 20), ("damaged", 1), ("fetch", 0), ("model", 0)):
+        name = f'wavefill_images_refused_total{{cause="{cause}",model_name="tiny"}}'
+        assert f"{name} {count:.1f}" in text
+
+
 def test_token_times_below_and_above_a_millisecond_have_buckets_of_their_own(metrics: Metrics):
     metrics.inter_token(0.0007)
     text = metrics.render().decode()

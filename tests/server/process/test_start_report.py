@@ -194,6 +194,37 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
     assert [record.getMessage()[:8] for record in caplog.records] == ["wavefill"] * logged
 
 
+@pytest.mark.parametrize(
+    ("facts", "processes", "warned"),
+    [
+        (FACTS, False, True),
+        (replace(FACTS, reads_images=True), True, False),
+        (replace(FACTS, reads_images=True), False, True),  # its files do not say how
+    ],
+)
+async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
+    facts: Ready,
+    processes: bool,
+    warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    moments = iter([None, None])
+
+    async def next_moment(seconds: float) -> None:
+        if next(moments, EOFError) is EOFError:
+            raise EOFError
+
+    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    config = ServerConfig(image_urls="any", limit_mm_per_prompt="image=3", log_level="error")
+    with caplog.at_level("WARNING"), pytest.raises(EOFError):
+        reporter = Reporter(config, ReportedClient(facts), processes=processes)  # type: ignore[arg-type]
+        await reporter.run()
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == warned
+    assert all("--image-urls and --limit-mm-per-prompt: " in message for message in found)
+
+
 async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -190,6 +190,9 @@ class FakeEngine:
         self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))
         return mailbox
 
+    def sent_together(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
     def abort(self, id: int) -> None:
         task = self._open.pop(id, None)
         if task is not None:

@@ -106,6 +106,11 @@ export class Playground {
     return asked.includes(null) ? null : asked[0];
   }
 
+  /** Images of the messages so far, which every further request has, too. */
+  imagesSent() {
+    return pathOf(this.conversation).reduce((count, node) => count + (node.images?.length ?? 0), 0);
+  }
+
   /** Whether it was sent.  images: data URLs */
   send(text, images = []) {
     return this._say(lastNode(this.conversation).id, text, images);

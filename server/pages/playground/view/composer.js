@@ -7,7 +7,8 @@ export class Composer {
   /** say is for a screen reader, complain for what was not done; files may be dropped on `target`. */
   constructor(playground, element, { say, complain, target }) {
     Object.assign(this, { playground, say });
-    this.pictures = new Pictures(() => playground.imageLimits(), complain);
+    this.pictures = new Pictures(
+      () => playground.imageLimits(), () => playground.imagesSent(), complain);
     this.field = h("textarea", {
       id: "message", rows: "1", placeholder: "Write a message", "aria-label": "Message",
       "aria-describedby": "composer-help", oninput: () => grow(this.field),
@@ -67,7 +68,14 @@ export class Composer {
     this.focus();
   }
 
-  _send() {
+  /** Files that are still being read are sent with the message. */
+  async _send() {
+    if (this.pictures.reading) {
+      if (this.waiting) return;
+      this.waiting = true;
+      while (this.pictures.reading) await this.pictures.reading;
+      this.waiting = false;
+    }
     if (!this.playground.send(this.field.value, this.pictures.urls)) return;
     this.pictures.take();
     this.field.value = "";

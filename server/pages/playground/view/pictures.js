@@ -3,10 +3,14 @@
 import { button, fill, h } from "./dom.js";
 
 export class Pictures {
-  /** limits() returns what the model reads of images, or null; say tells why a file is not taken. */
-  constructor(limits, say) {
-    Object.assign(this, { limits, say });
+  /**
+   * limits() returns what the model reads of images, or null, and sent() how many images the
+   * conversation has; say tells why a file is not taken.
+   */
+  constructor(limits, sent, say) {
+    Object.assign(this, { limits, sent, say });
     this.urls = [];
+    this.reading = null; // a promise, while files are read
     this.element = h("div", { class: "pictures", role: "list", "aria-label": "Images to send" });
     this.picker = button("+", () => this._pick(), {
       "aria-label": "Add images", title: "Add images: pick, paste or drop them", class: "quiet",
@@ -33,7 +37,13 @@ export class Pictures {
   /** Whether one of the files is an image, so that nothing else is to be done with them. */
   add(files) {
     const images = [...files].filter((file) => file.type.startsWith("image/"));
-    if (images.length) this._read(images);
+    if (images.length) {
+      const before = this.reading;
+      const reading = Promise.resolve(before).then(() => this._read(images)).finally(() => {
+        if (this.reading === reading) this.reading = null;
+      });
+      this.reading = reading;
+    }
     return images.length > 0;
   }
 
@@ -44,8 +54,10 @@ export class Pictures {
     for (const file of files) {
       if (!limits.media_types.includes(file.type)) {
         this.say(`${file.name} is of type ${file.type}: this model reads ${limits.media_types.join(", ")}.`);
-      } else if (this.urls.length >= limits.max_images) {
-        this.say(`A message may have at most ${limits.max_images} images.`);
+      } else if (this.sent() + this.urls.length >= limits.max_images) {
+        const sent = this.sent();
+        const before = sent ? `, and its messages have ${sent}: begin a new one` : "";
+        this.say(`A conversation may have at most ${limits.max_images} images${before}.`);
       } else {
         try {
           this.urls.push(await dataUrl(file));
