@@ -57,6 +57,7 @@ class PrefillLoad(NamedTuple):
     known_tokens: int  # of the decode rows, on the host
     num_computed: int = 0  # tokens of those prompts that were computed, not cached
     encoder_tokens: int = 0  # that take as long as encoding what is left of their images
+    has_images: bool = False  # there are tokens of images among them
 
 
 class ChunkShape(NamedTuple):
@@ -254,7 +255,10 @@ class ChunkBudget:
     def _slack(self, rows: int, kv_tokens: int, load: PrefillLoad) -> float:
         """Prompt tokens with which the step takes no longer than the target, or is noticed."""
 
+        longer = self._times.images_seconds if load.has_images else 0.0
+
         def fits(seconds: float) -> int:
+            seconds -= longer
             return self._times.prompt_tokens(rows, kv_tokens, load.context_len, seconds) or 0
 
         if self._target_seconds:

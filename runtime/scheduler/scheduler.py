@@ -26,6 +26,7 @@ from runtime.scheduler.batch import DRAFT, LAST, Batch, Int64Array, NewRow, RowI
 from runtime.scheduler.chunked_prefill import ChunkBudget, PrefillLoad
 from runtime.scheduler.decode_columns import EMPTY, NO_DECODE_ROWS, DecodeRows
 from runtime.scheduler.images.encoder_schedule import EncoderSchedule, EncoderWork
+from runtime.scheduler.images.features import unread_images
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.step_time import StepLoad, StepTimes
@@ -237,7 +238,8 @@ class Scheduler:
         if self.requests.resolved.encoder_stages:
             left = self.encoder.tokens_left(prefilling)
             left += int(waiting_tokens * self.requests.mix.encoder_share)
-            load = load._replace(encoder_tokens=left)
+            has_images = any(one.request.images and unread_images(one) for one in prefilling)
+            load = load._replace(encoder_tokens=left, has_images=has_images)
             limits = self.chunks.encoder_limits(builder.decoding.num_tokens, load)
             builder.encoder = EncoderWork(limits)
         return self.chunks.tokens(builder.decoding.num_tokens, builder.kv_tokens, load)

@@ -118,9 +118,15 @@ class StepTimes:
 
     @property
     def knows_encoder(self) -> bool:
-        """Whether the time of the encoder's stages is known."""
+        """Whether the time of the encoder's stages is known, and that of a prompt token."""
         weights = self._fitted()
-        return weights is not None and weights[5] + weights[6] > 0
+        return weights is not None and weights[5] + weights[6] > 0 and weights[2] > 0
+
+    @property
+    def images_seconds(self) -> float:
+        """What a step takes longer if some of its prompt tokens are of images; 0 if unknown."""
+        weights = self._fitted()
+        return 0.0 if weights is None else weights[7] * self._correction
 
     def encoder_tokens(self, stages: int, operations: float) -> float:
         """Prompt tokens that take as long as stages of the encoder with so many operations.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.schedule.bench_beside_images import IMAGE, TEXT, alone_ms
+from benchmarks.schedule.bench_beside_images import simulate as simulate_beside
 from benchmarks.schedule.bench_schedule import preferable
-from benchmarks.schedule.device_model import DEVICES
-from benchmarks.schedule.simulation import Percentiles, simulate_load
+from benchmarks.schedule.device_model import DEVICES, H200_VL
+from benchmarks.schedule.simulation import Percentiles, percentile_ms, simulate_load
 from benchmarks.schedule.traffic import closed
 
 H200, H100 = DEVICES["h200"], DEVICES["h100"]
@@ -34,6 +36,25 @@ def test_a_target_is_kept_within_ten_percent(target_ms: float, clients: int) -> 
     """The decode-only step of 128 clients takes 11 ms of an H200, 0.73 of the shortest target."""
     figures = simulate_load(H200, closed(clients, 1024, 256, 4), target_ms=target_ms)
     assert figures.itl_p99 <= 1.1 * target_ms
+
+
+def test_streams_wait_no_longer_beside_images_than_the_limit_says() -> None:
+    """1.3 times what they wait beside as much text."""
+    text, image = (simulate_beside(size, callers=12, seconds=8.0) for size in (TEXT, IMAGE))
+    assert image.answers and image.gaps
+    worst = [percentile_ms(seen.gaps, 0.99) for seen in (text, image)]
+    assert worst[1] <= 1.3 * worst[0]
+
+
+def test_a_target_is_kept_beside_images() -> None:
+    seen = simulate_beside(IMAGE, callers=8, seconds=8.0, target_ms=15.0)
+    assert seen.answers and percentile_ms(seen.gaps, 0.99) <= 1.1 * 15.0
+
+
+def test_alone_an_image_adds_the_time_of_its_encoder_and_no_more() -> None:
+    encoder = H200_VL.encoder
+    assert encoder is not None
+    assert alone_ms(IMAGE) <= 1.05 * (alone_ms(TEXT) + encoder.ms(1024, 0, 28))
 
 
 def test_preferable_needs_all_figures_as_good_and_one_better() -> None:

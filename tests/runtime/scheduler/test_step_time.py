@@ -103,6 +103,37 @@ def test_a_device_that_has_become_much_faster_is_believed() -> None:
     assert times.seconds(load) == pytest.approx(linear_ms(load) / 10_000, rel=0.15)
 
 
+def image_load(draw: random.Random) -> StepLoad:
+    load, stages = some_load(draw), draw.choice([0, 1, 4, 28])
+    operations = stages * draw.choice([20.0, 200.0])
+    return load._replace(
+        encoder_stages=stages, encoder_operations=operations, has_images=draw.randint(0, 1)
+    )
+
+
+def image_ms(load: StepLoad) -> float:
+    encoder = 0.1 * load.encoder_stages + 0.003 * load.encoder_operations
+    return linear_ms(load) + encoder + 1.5 * load.has_images
+
+
+def test_the_encoders_time_is_learned_beside_that_of_prompts() -> None:
+    draw, times = random.Random(4), StepTimes()
+    for _ in range(600):
+        load = image_load(draw)
+        times.record(load, image_ms(load) / 1000)
+    for _ in range(50):
+        load = image_load(draw)
+        assert times.seconds(load) == pytest.approx(image_ms(load) / 1000, rel=0.1)
+    assert times.encoder_tokens(28, 5600.0) == pytest.approx((2.8 + 16.8) / 0.02, rel=0.15)
+    assert times.images_seconds == pytest.approx(0.0015, rel=0.3)
+
+
+def test_the_encoder_costs_nothing_until_it_has_run_and_is_not_called_known() -> None:
+    times = learned(random.Random(5))
+    assert times.encoder_tokens(28, 5600.0) == 0 and not times.knows_encoder
+    assert times.images_seconds == 0
+
+
 def test_steps_without_prompts_do_not_make_it_forget_what_a_prompt_costs() -> None:
     times = learned(random.Random(1))
     for _ in range(50_000):
