@@ -12,7 +12,7 @@ There may be several engines, each with the whole model: a router chooses one fo
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 
 from runtime.ipc.channel import Sender
@@ -155,7 +155,7 @@ class EngineClient:
         return mailbox
 
     @contextmanager
-    def sent_together(self) -> Iterator[None]:
+    def sent_together(self) -> Generator[None]:
         """Requests with the same images that are submitted within it go in one message, at its end,
         to each engine that is to answer some of them."""
         assert self._together is None
