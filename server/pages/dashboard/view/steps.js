@@ -31,6 +31,7 @@ export class Steps {
     }
     const load = [plural(last.rows, "decode row")];
     if (last.prompt_tokens) load.push(plural(last.prompt_tokens, "prompt token"));
+    if (last.encoder_stages) load.push(`${plural(last.encoder_stages, "stage")} of the image encoder`);
     const predicted = weights.length ? `, predicted ${seconds(sum(parts.at(-1)))}` : ", not predicted before the first prompt";
     this.lead.textContent = `Last step: ${seconds(last.seconds)}${predicted} (${load.join(", ")})`;
     this.canvas.setAttribute("aria-label", `Times of the last ${steps.length} steps. ${this.lead.textContent}`);
