@@ -55,6 +55,13 @@ class MoEConfig:
     shared_gate: bool = False  # the shared expert's output is multiplied by a sigmoid
     step: int = 1  # every step-th layer has experts ...
     dense_layers: tuple[int, ...] = ()  # ... but for these
+    # With --expert-parallel: the experts that the rank has, (first, end); None: all, if only a part
+    # of the inner values of each.
+    own: tuple[int, int] | None = None
+
+    @property
+    def own_experts(self) -> range:
+        return range(*self.own) if self.own else range(self.router.num_experts)
 
     def has_experts(self, layer: int) -> bool:
         """Whether layer `layer` has experts; the others have one MLP."""
@@ -64,7 +71,7 @@ class MoEConfig:
         """Values of a token in memory: inner ones and outputs of its experts, and its places in the
         lists of all experts, of four bytes each."""
         outputs = self.router.top_k * (self.intermediate_size + hidden)
-        return outputs + 2 * self.router.num_experts
+        return outputs + 2 * len(self.own_experts)
 
 
 def read_moe(fields: Fields, model_type: str, num_layers: int) -> MoEConfig | None:

@@ -67,7 +67,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     gpu_memory: float = 0.9  # share of the free memory; on a CPU, of half of it
     prefix_cache: bool = True
     threads: int = 0  # compute threads on a CPU, of each rank
-    tensor_parallel: int = 1  # ranks, each with a part of every layer
+    expert_parallel: bool = False  # a rank has whole experts, not a part of each
+    tensor_parallel: int = 1  # ranks, each with a part of every layer; 0: as many as it needs
     seed: int = 0
 
 
@@ -166,7 +167,6 @@ def check(
             f"--snapshot-every {requested.snapshot_every}: at least {SNAPSHOT_UNIT} tokens lie "
             "between two snapshots: raise it, or use --no-prefix-cache, which takes none"
         )
-    check_ranks(requested)
     if requested.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
     if requested.max_model_len > facts.max_position:
@@ -174,12 +174,6 @@ def check(
             f"--max-model-len {requested.max_model_len} exceeds the {facts.max_position} positions "
             f"of this {facts.model_type} model: lower it, or leave it out to use the model's limit"
         )
-
-
-def check_ranks(requested: EngineConfig) -> None:
-    """Raises ConfigError unless there is a rank."""
-    if requested.tensor_parallel < 1:
-        raise ConfigError("--tensor-parallel 0: a model is on one device at least: leave it out")
 
 
 def resolve(

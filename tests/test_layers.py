@@ -14,7 +14,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "runtime", "model_zoo", "attention")  # each may import those after it
-FOR_SERVER = {"runtime.messages", "runtime.config", "runtime.ipc.client"}
+FOR_SERVER = {
+    "runtime.messages",
+    "runtime.config",
+    "runtime.host_memory",
+    "runtime.ipc.client",
+}
 # The folders and files of runtime/ that decide what runs, without tensors: the host side.
 HOST_SIDE = (
     "ipc",
@@ -23,6 +28,7 @@ HOST_SIDE = (
     "grammar",
     "engine",
     "config",
+    "host_memory",
     "kv_capacity",
     "memory_plan",
     "messages",
@@ -33,6 +39,7 @@ JOINT = ("runtime.engine.process", "runtime.engine.rank_process")
 FOR_DEVICE_SIDE = {
     "runtime.scheduler.batch",
     "runtime.config",
+    "runtime.host_memory",
     "runtime.memory_plan",
     "runtime.messages",
 }

@@ -20,7 +20,7 @@ from benchmarks.shapes.published import FAMILIES
 from benchmarks.shapes.quantization import FP8, INT4, MXFP4
 from model_zoo.config import ModelConfig, read_config
 from runtime.config import ConfigError, EngineConfig
-from runtime.startup.fit_report import FitQuery, resolve_config, target_device
+from runtime.startup.fit.target import FitQuery, resolve_config, target_device
 from runtime.startup.memory_estimate import parameter_counts, weight_bytes
 
 GIB = 2**30

@@ -56,7 +56,8 @@ def build_moe(config: ModelConfig, index: int, linears: LinearFactory) -> MoE:
     if moe.shared_size is not None:
         name = f"{block}.{names.shared}"
         shared = swiglu_mlp(name, hidden, moe.shared_size, linears, summed=False)
-    router = Router(moe.router, hidden, linears, shared_gate=moe.shared_gate)
+    own = moe.own_experts
+    router = Router(moe.router, hidden, linears, shared_gate=moe.shared_gate, own=own)
     return MoE(router, Experts(moe, hidden, experts, linears), shared, linears.communicator)
 
 

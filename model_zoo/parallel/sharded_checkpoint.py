@@ -24,6 +24,7 @@ from model_zoo.registry import build
 from model_zoo.weight_targets import WeightTargets
 
 GROUPS = ("g_idx", "weight_g_idx")  # the group of each column
+STACKED = tuple(suffix for suffix in SUFFIXES if suffix.startswith("_"))  # of all experts
 WHOLE_SHAPE = "weight_shape"  # a tensor that repeats the shape of the whole weight
 Ranges = tuple[tuple[int, int], ...]
 
@@ -47,6 +48,7 @@ class _Layer:
     part: Part
     transposed: bool = False
     experts: int = 0  # that the tensors hold; 0: they have no dimension of experts
+    of_experts: bool = False  # --expert-parallel would leave it whole
 
 
 class _Cutter:
@@ -67,10 +69,26 @@ class _Cutter:
         for name, part in self._own.other_parts().items():
             self._cut_dimension(name, 0, part.ranges)
         for name in self._biases_of_rank_0():
-            key = self._key(name)
-            if key is not None:
-                del self._sources[key]
+            self._drop(name)
+        self._cut_experts()
         return Checkpoint(self._sources)
+
+    def _cut_experts(self) -> None:
+        """Leave out the experts that other ranks have as wholes."""
+        others: set[str] = set()
+        for experts, whole in zip(self._own.experts(), self._whole.experts(), strict=True):
+            if not experts.is_partial:
+                continue
+            own = ((experts.own.start, experts.own.stop),)
+            for name in whole.stacked_tensors():
+                for each in (name, *(tensor_name(name, suffix) for suffix in STACKED)):
+                    self._cut_dimension(each, 0, own)
+            others |= {each.name for each in whole.projections()}
+            others -= {each.name for each in experts.projections()}
+        if others:
+            others |= {name.partition(".")[2] for name in others}  # as the files may call them
+            for key in [key for key in self._sources if key.rpartition(".")[0] in others]:
+                del self._sources[key]
 
     def _divided(self) -> Iterator[_Layer]:
         for projection in self._own.projections():
@@ -84,12 +102,13 @@ class _Cutter:
                     stack = tensor.stack
                     if tensor.is_weight and tensor.part is not None:
                         shape = _whole_shape((stack.outputs, stack.inputs), tensor.part)
-                        yield _Layer(name, shape, tensor.part, tensor.transposed, stack.experts)
+                        of = tensor.transposed, stack.experts, True
+                        yield _Layer(name, shape, tensor.part, *of)
                 continue
             for projection in experts.projections():
                 if projection.part is not None:
                     shape = _whole_shape(projection.shape, projection.part)
-                    yield _Layer(projection.name, shape, projection.part)
+                    yield _Layer(projection.name, shape, projection.part, of_experts=True)
 
     def _cut_layer(self, layer: _Layer) -> None:
         name, part = layer.name, layer.part
@@ -154,16 +173,23 @@ class _Cutter:
             raise ModelError(
                 f"--tensor-parallel {self._shard.size}: {layer.name} is quantized in an order of "
                 "its columns (act-order, desc_act), so that a part of its inputs has parts of all "
-                "groups: use a repository without it, or leave the option out"
+                f"groups: {self._remedy(layer)}use a repository without it, or leave the option out"
             )
 
     def _misaligned(self, layer: _Layer, at: int, stored: StoredFormat) -> str:
         return (
             f"--tensor-parallel {self._shard.size}: a rank's part of {layer.name} would begin at "
             f"{at} of its {layer.part.whole} {layer.part.axis}, within a group of values with one "
-            f"scale or in one word ({stored}): use fewer ranks, or a repository of this "
-            f"{self._model_type} model that is quantized in smaller groups"
+            f"scale or in one word ({stored}): {self._remedy(layer)}use fewer ranks, or a "
+            f"repository of this {self._model_type} model that is quantized in smaller groups"
         )
+
+    def _remedy(self, layer: _Layer) -> str:
+        """What avoids the cut of an expert, where the experts can be divided as wholes."""
+        count = next((experts.all_experts for experts in self._whole.experts()), 1)
+        if not layer.of_experts or count % self._shard.size:
+            return ""
+        return "add --expert-parallel, by which a rank has whole experts, "
 
     def _cut_dimension(self, name: str, dimension: int, ranges: Ranges) -> None:
         key = self._key(name)
@@ -190,10 +216,8 @@ class _Cutter:
 
     def _present(self, name: str) -> bool:
         """Whether the files have experts in tensors of all."""
-        return any(
-            self._key(each) is not None
-            for each in (name, *(tensor_name(name, s) for s in SUFFIXES if s.startswith("_")))
-        )
+        names = (name, *(tensor_name(name, suffix) for suffix in STACKED))
+        return any(self._key(each) is not None for each in names)
 
 
 def _whole_shape(shape: tuple[int, int], part: Part) -> tuple[int, int]:

@@ -11,32 +11,42 @@ from model_zoo.parallel.shard import Shard
 MAX_RANKS = 16  # that a message suggests
 
 
-def sharded_config(config: ModelConfig, rank: int, size: int) -> ModelConfig:
+def sharded_config(
+    config: ModelConfig, rank: int, size: int, *, expert_parallel: bool = False
+) -> ModelConfig:
     """The model as rank `rank` of `size` has it; `whole` is the model itself.
 
     Heads and inner sizes are those of the rank, and the vocabulary is whole, since every rank gets
-    all logits.  Raises ModelError for a size by which the model cannot be divided.
+    all logits; so is the image encoder.  Raises ModelError for a size by which the model cannot be
+    divided.
+
+    expert_parallel: experts are divided as wholes, and not the inner values of each
     """
+    if expert_parallel and config.moe is None:
+        raise ModelError(
+            f"--expert-parallel: this {config.model_type} model has no experts: leave it out"
+        )
     if size == 1:
         return config
-    if config.vision is not None:
-        raise ModelError(
-            f"--tensor-parallel {size}: the image encoder of this {config.model_type} model is not "
-            "divided: serve text alone with --limit-mm-per-prompt image=0, or leave the option out"
-        )
-    problem = _problem(config, size)
+    problem = _problem(config, size, expert_parallel)
     if problem is not None:
-        fitting = [n for n in range(2, MAX_RANKS + 1) if _problem(config, n) is None]
+        sizes = range(2, MAX_RANKS + 1)
+        fitting = [n for n in sizes if _problem(config, n, expert_parallel) is None]
         numbers = ", ".join(map(str, fitting))
         remedy = f"sizes that divide it: {numbers}" if fitting else "leave the option out"
+        if not expert_parallel and config.moe and not _problem(config, size, True):
+            remedy = f"add --expert-parallel, by which a rank has whole experts; {remedy}"
         raise ModelError(
             f"--tensor-parallel {size}: {problem} of this {config.model_type} model: {remedy}"
         )
     moe, net = config.moe, config.delta_net
     if moe is not None:
         shared = None if moe.shared_size is None else moe.shared_size // size
-        inner = moe.intermediate_size // size
-        moe = replace(moe, intermediate_size=inner, shared_size=shared)
+        inner, own = moe.intermediate_size // size, None
+        if expert_parallel:
+            each = moe.router.num_experts // size
+            inner, own = moe.intermediate_size, (rank * each, (rank + 1) * each)
+        moe = replace(moe, intermediate_size=inner, shared_size=shared, own=own)
     if net is not None:
         net = replace(net, key_heads=net.key_heads // size, value_heads=net.value_heads // size)
     return replace(
@@ -51,13 +61,16 @@ def sharded_config(config: ModelConfig, rank: int, size: int) -> ModelConfig:
     )
 
 
-def _problem(config: ModelConfig, size: int) -> str | None:
+def _problem(config: ModelConfig, size: int, expert_parallel: bool) -> str | None:
     """What cannot be divided among so many ranks; None: all can."""
     sizes = {"attention heads": config.num_heads}
     if config.moe is None or not all(map(config.moe.has_experts, range(config.num_layers))):
         sizes["inner values of an MLP"] = config.intermediate_size
     if config.moe is not None:
-        sizes["inner values of an expert"] = config.moe.intermediate_size
+        if expert_parallel:
+            sizes["experts"] = config.moe.router.num_experts
+        else:
+            sizes["inner values of an expert"] = config.moe.intermediate_size
         if config.moe.shared_size is not None:
             sizes["inner values of the shared expert"] = config.moe.shared_size
     if config.delta_net is not None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from runtime.config import ConfigError, EngineConfig
+from runtime.engine.auto_ranks import with_chosen_ranks
 from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
@@ -59,6 +60,7 @@ class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     index: int = 0  # among the engines of the server
     own_address: str
     client_addresses: list[str]
+    host_free: int = 0  # of the host's memory, before the first of several engines started
     began: float | None = None  # when the launcher decided to start us, on the monotonic clock
 
 
@@ -157,14 +159,15 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         ExitStack() as stack,
     ):
         publisher.broadcast(Progress("starting"))
+        config, why_ranks = with_chosen_ranks(args.config, has_driver=preimport.has_driver())
         followers: Followers | None = None
-        if args.config.tensor_parallel > 1:
-            _check_division(args.config)  # before there are processes that would all find it
-            followers = Followers(args.config, _store(args))
+        if config.tensor_parallel > 1:
+            _check_division(config)  # before there are processes that would all find it
+            followers = Followers(config, _store(args))
             stack.callback(followers.stop)
         # PyTorch takes seconds to import: the clients hear from us first, and compilers start
         # meanwhile.  The garbage collector would traverse all imported objects and free none.
-        compilers = preimport.begin(args.config)
+        compilers = preimport.begin(config)
         gc.disable()
         from runtime.engine.load_report import LoadReport
         from runtime.engine.loop import Engine
@@ -180,7 +183,6 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         ranks = ALONE
         try:
             if followers is not None:
-                config = args.config
                 ranks = Ranks.join(
                     0,
                     config.tensor_parallel,
@@ -190,12 +192,13 @@ def serve(args: EngineProcessArgs) -> NoReturn:
                 )
                 timeline.mark("ranks")
             loaded = load(
-                args.config,
+                config,
                 ProgressReport(publisher),
                 epoch=args.epoch,
                 timeline=timeline,
                 compilers=compilers,
                 ranks=ranks,
+                host_free=args.host_free,
             )
         except RuntimeError as error:
             if followers is not None and is_between_ranks(error):
@@ -205,7 +208,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             compilers.close()  # in case no kernel was compiled
         vocab_size = loaded.ready.vocab_size
         grammars = GrammarManager(
-            Path(args.config.model) / "tokenizer.json",
+            Path(config.model) / "tokenizer.json",
             vocab_size,
             threads=max(1, min(8, physical_cores() // 4)),
             folder=Path(args.own_address.removeprefix("ipc://")).parent,
@@ -221,14 +224,17 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         )
         observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
         loads = None  # an only engine gets all requests
-        if args.config.data_parallel > 1:
+        if config.data_parallel > 1:
             loads = LoadReport(engine, publisher.send_to, len(args.client_addresses))
         gc.collect()
         gc.freeze()  # permanent objects: later collections skip them
         gc.set_threshold(GC_THRESHOLD)
         timeline.mark("engine")
         ready = msgspec.structs.replace(
-            loaded.ready, load_seconds=timeline.seconds, phases=timeline.phases()
+            loaded.ready,
+            load_seconds=timeline.seconds,
+            phases=timeline.phases(),
+            why_ranks=why_ranks,
         )
         watch: StallWatch | None = None
         if followers is not None:
@@ -260,7 +266,7 @@ def _check_division(config: EngineConfig) -> None:
     from model_zoo.parallel.sharded_config import sharded_config
 
     whole = read_config(Path(config.model), images=config.max_image_pixels > 0)
-    sharded_config(whole, 0, config.tensor_parallel)
+    sharded_config(whole, 0, config.tensor_parallel, expert_parallel=config.expert_parallel)
 
 
 def _store(args: EngineProcessArgs) -> str:

@@ -34,7 +34,7 @@ class PredictedKernels(NamedTuple):
 def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list[PredictedKernels]:
     """Predictions for this configuration and compute capability.  Raises ModelError."""
     whole = read_config(Path(config.model), images=config.max_image_pixels > 0)
-    model = sharded_config(whole, 0, config.tensor_parallel)
+    model = sharded_config(whole, 0, config.tensor_parallel, expert_parallel=config.expert_parallel)
     dtype = model.dtype if config.dtype == "auto" else config.dtype
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []

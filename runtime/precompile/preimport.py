@@ -21,12 +21,17 @@ DRIVERS = ("/dev/nvidiactl", "/dev/dxg")  # one of them exists where CUDA does
 CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 
 
+def has_driver(drivers: Iterable[str] = DRIVERS) -> bool:
+    """Whether this machine has a driver for CUDA."""
+    return any(Path(driver).exists() for driver in drivers)
+
+
 def begin(config: EngineConfig, drivers: Iterable[str] = DRIVERS) -> Compilers | None:
     """Start the compiler process, predictions and the CUDA context, unless there is no GPU to use.
 
     Returns the client of the compiler process, if there is one; the caller closes it.
     """
-    if config.device == "cpu" or not any(Path(driver).exists() for driver in drivers):
+    if config.device == "cpu" or not has_driver(drivers):
         return None
     compilers: Compilers | None = None
     if find_spec("triton") is not None:

@@ -19,6 +19,8 @@ from runtime.config import (
     KVDTypeName,
     StateDType,
 )
+from runtime.host_memory import CGROUP, free_host_bytes
+from runtime.precompile.preimport import has_driver
 
 DTYPES: dict[DTypeName, torch.dtype] = {
     "float32": torch.float32,
@@ -26,14 +28,18 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "float16": torch.float16,
 }
 KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
-CGROUP = Path("/sys/fs/cgroup")  # of the container
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+NAMES_GPU = re.compile(r"\d|GPU-|MIG-")  # the begin of a value that does not hide all GPUs
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 KEPT_BYTES = 1 << 30
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
 def choose_device(requested: DeviceOption) -> torch.device:
-    """The device for `--device requested`.  Raises ConfigError if there is none of that kind."""
+    """The device for `--device requested`.
+
+    Raises ConfigError if there is none of that kind, or none of those that the environment names.
+    """
     if requested == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -42,6 +48,13 @@ def choose_device(requested: DeviceOption) -> torch.device:
         raise ConfigError(
             "--device cuda: PyTorch sees no CUDA device (is the driver installed, and is this a "
             "CUDA build of torch?): use --device cpu or auto"
+        )
+    named = os.environ.get(VISIBLE_DEVICES, "")
+    if NAMES_GPU.match(named.strip()) and torch.version.cuda and has_driver():
+        raise ConfigError(
+            f"{VISIBLE_DEVICES}={named}: PyTorch sees no such GPU: name one of this machine "
+            "(nvidia-smi lists them; each engine of --data-parallel has the next one), or use "
+            "--device cpu"
         )
     return torch.device("cpu")
 
@@ -140,7 +153,7 @@ def free_bytes(device: torch.device) -> int:
     """Memory that could be allocated now."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    return _host_free_bytes()
+    return free_host_bytes(CGROUP)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -153,28 +166,3 @@ def is_out_of_memory(error: BaseException) -> bool:
         return True
     words = str(error)
     return isinstance(error, RuntimeError) and any(word in words for word in OUT_OF_MEMORY)
-
-
-def _host_free_bytes() -> int:
-    free = 1 << 62
-    try:
-        meminfo = Path("/proc/meminfo").read_text()
-        found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo, re.MULTILINE)
-        if found:
-            free = int(found[1]) * 1024
-    except OSError:
-        free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-        if limit != "max":
-            free = min(free, int(limit) - used + _cached_bytes())
-    except (OSError, ValueError):
-        pass
-    return max(free, 0)
-
-
-def _cached_bytes() -> int:
-    """Page cache in the container's memory, such as weights that were read: reclaimed on demand."""
-    found = re.search(r"^inactive_file (\d+)$", (CGROUP / "memory.stat").read_text(), re.MULTILINE)
-    return int(found[1]) if found else 0

@@ -129,11 +129,14 @@ class EngineSpec:
         widths = self.config.intermediate_size, self.config.hidden_size
         return full_wave_sizes(widths, processors, most)
 
-    def begin_loading(self, free: int) -> ModelLoader:
-        """A loader that has allocated the weights.  Raises ConfigError if `free` is too little."""
+    def begin_loading(self, free: int, processes: int = 1) -> ModelLoader:
+        """A loader that has allocated the weights.  Raises ConfigError if `free` is too little.
+
+        processes: of a CPU, that take as much memory each
+        """
         # Host memory is overcommitted: a process that uses too much is killed later.
-        if not self.on_gpu and self._weight_bytes() > free:
-            raise self._too_heavy(free)
+        if not self.on_gpu and self._weight_bytes() * processes > free:
+            raise self._too_heavy(free, processes)
         try:
             return ModelLoader(
                 self.config,
@@ -156,13 +159,15 @@ class EngineSpec:
         layers = layers_of(self.requested, packs=packs, config=self.config)
         return weight_bytes(self.config, dtype, layers.scheme_of) + copies
 
-    def _too_heavy(self, free: int) -> ConfigError:
+    def _too_heavy(self, free: int, processes: int = 1) -> ConfigError:
         half = "--dtype bfloat16, " if self.dtype == "float32" else ""
+        each = f" in each of {processes} processes" if processes > 1 else ""
+        half += "fewer engines (--data-parallel), " if each else ""
         return ConfigError(
-            f"memory: weights in {self.dtype} take {size(self._weight_bytes())}, {size(free)} are "
-            f"free on this device, and no --gpu-memory, --max-model-len or --max-num-seqs changes "
-            f"that: end other programs on it, or use {half}a smaller model or another device "
-            "(`wavefill plan` says what fits)"
+            f"memory: weights in {self.dtype} take {size(self._weight_bytes())}{each}, "
+            f"{size(free)} are free on this device, and no --gpu-memory, --max-model-len or "
+            f"--max-num-seqs changes that: end other programs on it, or use {half}a smaller model "
+            "or another device (`wavefill plan` says what fits)"
         )
 
     def backend(self, resolved: ResolvedConfig) -> Backend:
@@ -238,7 +243,9 @@ def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> Engine
         keep_freed_memory()
     torch.manual_seed(requested.seed)
     whole = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
-    config = sharded_config(whole, ranks.rank, ranks.size)
+    config = sharded_config(
+        whole, ranks.rank, ranks.size, expert_parallel=requested.expert_parallel
+    )
     dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
     if requested.calculate_kv_scales and choose_kv_dtype(requested.kv_dtype, dtype) != "fp8_e4m3":
         raise ConfigError(

@@ -10,185 +10,73 @@ import math
 import os
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
-import torch
 from msgspec.structs import replace
 
 from attention.backend import UnsupportedAttention
 from attention.dispatch import Machine
-from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError, read_config
-from model_zoo.layers.linear_factory import SchemeOf, unquantized
-from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.loader import match_checkpoint
 from model_zoo.parallel.sharded_checkpoint import open_checkpoint
-from model_zoo.parallel.sharded_config import sharded_config
 from model_zoo.unsupported.message import explained
-from runtime.config import (
-    ConfigError,
-    DeviceName,
-    DTypeName,
-    EngineConfig,
-    KVDTypeName,
-    ModelFacts,
-    ResolvedConfig,
-    check_ranks,
-    resolve,
-    step_limits,
-)
-from runtime.executor.state_store import LANES
+from runtime.config import ConfigError, EngineConfig, KVDTypeName, ResolvedConfig
 from runtime.memory_plan import MemoryPlan, size
-from runtime.startup.device import (
-    DTYPES,
-    KV_DTYPES,
-    choose_device,
-    choose_dtype,
-    choose_kv_dtype,
-    free_bytes,
-)
+from runtime.startup.device import DTYPES, KV_DTYPES, choose_device, choose_kv_dtype
 from runtime.startup.engine_spec import choose_attention, layers_of
-from runtime.startup.fit_ranks import more_ranks, ranks_head, two_ranks
-from runtime.startup.memory_bar import FREE, bar_width, memory_bar
-from runtime.startup.memory_estimate import (
-    CONTEXT_BYTES,
-    StepSizes,
-    copy_bytes,
-    cpu_memory_plan,
-    estimate,
-    facts_of,
-    layout_of,
-    parameter_counts,
-    weight_bytes,
+from runtime.startup.fit.ranks import (
+    MAX_RANKS,
+    RankChoice,
+    choose_ranks,
+    more_ranks,
+    ranks_head,
+    two_ranks,
+    visible_gpus,
 )
+from runtime.startup.fit.target import (
+    FitQuery,
+    TargetDevice,
+    cpu_processes,
+    memory_plan,
+    model_facts,
+    packs_for,
+    rank_config,
+    resolve_config,
+    target_device,
+    with_ranks,
+)
+from runtime.startup.memory_bar import FREE, bar_width, memory_bar
+from runtime.startup.memory_estimate import copy_bytes, parameter_counts, weight_bytes
 
 LENGTHS = (2048, 8192, 32_768, 131_072)  # tokens of the requests in the report
 MIN_GAIN = 1.02  # a change that brings less is not suggested
 FEW_ROWS = 64  # the suggested --max-num-seqs where it is larger
-
-
 CARD = Machine((9, 0))  # for --card: the compute capability that all kernels support
-
-
-class FitQuery(msgspec.Struct, frozen=True, kw_only=True):
-    config: EngineConfig
-    card: int = 0  # bytes of a GPU that need not be present; 0: the device of this machine
-    downloaded: bool = False  # the directory is the Hub's cache, and may lack weights
-
-
-@dataclass(frozen=True, slots=True)
-class TargetDevice:
-    """The device that the report is for; `free` in bytes."""
-
-    kind: DeviceName
-    name: str
-    free: int
-    dtype: DTypeName
-    scheme_of: SchemeOf = unquantized
-
-
-def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
-    """The device of this machine, or the GPU of --card."""
-    requested = query.config
-    if query.card:
-        own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
-        own = "float32" if config.dtype == "float32" else own
-        dtype = own if requested.dtype == "auto" else requested.dtype
-        free = max(0, query.card - CONTEXT_BYTES)
-        name = f"a GPU of {size(query.card)}"
-        return TargetDevice("cuda", name, free, dtype, _layers(query, dtype, config).scheme_of)
-    device = choose_device(requested.device)
-    dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
-    layers = _layers(query, dtype, config)
-    kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
-    name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"
-    return TargetDevice(kind, name, free_bytes(device), dtype, layers.scheme_of)
-
-
-def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> MemoryPlan:
-    """The memory plan of a start; on a GPU, estimates of what a start would measure."""
-    dtype = DTYPES[target.dtype]
-    if target.kind == "cpu":
-        taken = weight_bytes(config, dtype) + copy_bytes(config, dtype)
-        return cpu_memory_plan(requested, max(0, target.free - taken))
-    rows, tokens = step_limits(requested, target.kind, target.free)
-    longest = requested.max_model_len or config.max_position
-    if requested.kv_tokens:
-        longest = min(longest, requested.kv_tokens + requested.page_size)
-    steps = StepSizes(
-        tokens=tokens,
-        rows=rows,
-        max_len=longest,
-        page_size=requested.page_size,
-        num_groups=len(layout_of(config, requested.max_model_len).groups),
-        image_pixels=requested.max_image_pixels,
-    )
-    plan = estimate(
-        config,
-        dtype,
-        steps,
-        free=target.free,
-        share=requested.gpu_memory,
-        scheme_of=target.scheme_of,
-    )
-    if requested.prefix_cache:  # recurrent states on their way to and from snapshots
-        state_bytes = _facts(requested, config, target).state_bytes
-        plan = replace(plan, state=plan.state + LANES * state_bytes)
-    return plan
-
-
-def resolve_config(
-    requested: EngineConfig, config: ModelConfig, target: TargetDevice
-) -> ResolvedConfig:
-    """The configuration with all sizes.  Raises ConfigError."""
-    kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
-    return resolve(
-        requested,
-        _facts(requested, config, target),
-        device=target.kind,
-        dtype=target.dtype,
-        kv_dtype=kv_dtype,
-        attention="",
-        memory=memory_plan(requested, config, target),
-        threads=1,
-    )
-
-
-def _facts(requested: EngineConfig, config: ModelConfig, target: TargetDevice) -> ModelFacts:
-    return facts_of(
-        config,
-        choose_kv_dtype(requested.kv_dtype, target.dtype),
-        requested.max_model_len,
-        dtype=target.dtype,
-        state_dtype=requested.state_dtype,
-    )
 
 
 def report(query: FitQuery) -> str:
     """The fit report as text.  Raises ConfigError, ModelError or UnsupportedAttention."""
+    whole = read_config(Path(query.config.model), images=query.config.max_image_pixels > 0)
+    query, choice = _with_chosen_ranks(query, whole)
     requested = query.config
-    check_ranks(requested)
-    whole = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
-    config = sharded_config(whole, 0, requested.tensor_parallel)
+    config = rank_config(requested, whole)
     target = target_device(query, config)
     kv_dtype = choose_kv_dtype(requested.kv_dtype, target.dtype)
-    facts = _facts(requested, config, target)
+    facts = model_facts(requested, config, target)
     machine = CARD if query.card else Machine.of(choose_device(requested.device))
     choose_attention(requested, config, target.dtype, machine)
     plan = memory_plan(requested, config, target)
-    parts = [*_checkpoint(query, config, target), *_parts(plan, config, target)]
+    parts = _checkpoint(query, config, target) + _parts(plan, config, target, requested)
     try:
         resolved = resolve_config(requested, config, target)
     except ConfigError as error:
-        print("\n".join([*_head(config, target, requested), *parts]))
+        print("\n".join([*_head(config, target, requested, choice), *parts]))
         others = ""
         if target.kind == "cuda":
-            ranks = requested.tensor_parallel
-            least = max(ranks + 1, math.ceil(ranks * plan.weights / (plan.free * plan.share or 1)))
-            others = more_ranks(least, partial(_with_ranks, query, whole))
+            of = partial(with_ranks, query, whole)
+            others = more_ranks(requested.tensor_parallel, plan, of)
         raise ConfigError(f"{error}{others}") from None
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
     parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; all that remains"))
@@ -198,17 +86,30 @@ def report(query: FitQuery) -> str:
         parts.append(_line("states", size(states), each))
     if target.kind == "cuda":
         parts.append(_line("unused", size(plan.free - plan.fixed - kv - states), ""))
-    lines = [*_head(config, target, requested), *_bar(plan, kv, states, config, target), *parts]
+    lines = _head(config, target, requested, choice)
+    lines += [*_bar(plan, kv, states, config, target), *parts]
     lines += _fits(resolved)
     lines += _changes(requested, config, target, resolved)
     if target.kind == "cuda" and requested.tensor_parallel == 1 and not requested.kv_tokens:
-        lines += two_ranks(resolved, partial(_with_ranks, query, whole))
+        lines += two_ranks(resolved, partial(with_ranks, query, whole))
     if target.kind == "cuda":
         lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
     return "\n".join(lines)
 
 
-def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) -> list[str]:
+def _with_chosen_ranks(query: FitQuery, whole: ModelConfig) -> tuple[FitQuery, RankChoice | None]:
+    """With the number of ranks, and why, where --tensor-parallel auto leaves it open."""
+    if query.config.tensor_parallel:
+        return query, None
+    gpus = visible_gpus(query.config)
+    most = MAX_RANKS if query.card else min(gpus, max(1, gpus // query.config.data_parallel))
+    choice = choose_ranks(query.config, whole, most, partial(with_ranks, query, whole))
+    return replace(query, config=replace(query.config, tensor_parallel=choice.ranks)), choice
+
+
+def _head(
+    config: ModelConfig, target: TargetDevice, requested: EngineConfig, choice: RankChoice | None
+) -> list[str]:
     whole = config.whole or config
     count, active = parameter_counts(whole)
     number = f"{_millions(count)} parameters"
@@ -219,23 +120,11 @@ def _head(config: ModelConfig, target: TargetDevice, requested: EngineConfig) ->
     return [
         f"{config.model_type}: {number}, {_layer_kinds(config)}, "
         f"hidden {config.hidden_size}, {heads}, vocabulary {config.vocab_size:,}",
-        *ranks_head(requested.tensor_parallel),
+        *ranks_head(requested, choice),
         f"{target.name}: {size(target.free)} free; --gpu-memory "
         f"{requested.gpu_memory:g} of {share}it "
         "may be used",
     ]
-
-
-def _with_ranks(query: FitQuery, whole: ModelConfig, ranks: int) -> ResolvedConfig | None:
-    """The configuration with so many ranks; None if the model cannot be divided so, or does not
-    fit."""
-    requested = replace(query.config, tensor_parallel=ranks)
-    try:
-        config = sharded_config(whole, 0, ranks)
-        target = target_device(replace(query, config=requested), config)
-        return resolve_config(requested, config, target)
-    except (ConfigError, ModelError):
-        return None
 
 
 def _millions(count: int) -> str:
@@ -252,7 +141,7 @@ def _checkpoint(query: FitQuery, config: ModelConfig, target: TargetDevice) -> l
         return []
     try:
         checkpoint = open_checkpoint(directory, config)
-        packs = _packs(query, target.dtype)
+        packs = packs_for(query, target.dtype)
         layers = layers_of(query.config, packs=packs, config=config)
         matched = match_checkpoint(config, DTYPES[target.dtype], checkpoint, layers, directory)
     except ModelError as error:
@@ -283,25 +172,6 @@ def _bar(
     return [memory_bar(parts, width, colour=not os.environ.get("NO_COLOR"))]
 
 
-def _packs(query: FitQuery, dtype: DTypeName) -> Packs:
-    """Which packed weights the device would multiply, as CheckpointLayers.open."""
-    if query.card:
-        return dtype != "float32"
-    return packs_of(choose_device(query.config.device), DTYPES[dtype])
-
-
-def _layers(query: FitQuery, dtype: DTypeName, config: ModelConfig) -> CheckpointLayers:
-    """As layers_of; of a download that is not complete, by config.json alone."""
-    packs = _packs(query, dtype)
-    try:
-        return layers_of(query.config, packs=packs, config=config)
-    except ModelError:
-        if not query.downloaded:
-            raise
-        without = replace(query.config, load_format="dummy")
-        return layers_of(without, packs=packs, config=config)
-
-
 def _layer_kinds(config: ModelConfig) -> str:
     counts = Counter(spec.window for spec in config.attention_specs if spec.window)
     windows = [f"{count} with a window of {window:,}" for window, count in sorted(counts.items())]
@@ -310,7 +180,9 @@ def _layer_kinds(config: ModelConfig) -> str:
     return ", ".join([f"{config.num_layers} layers", *windows])
 
 
-def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[str]:
+def _parts(
+    plan: MemoryPlan, config: ModelConfig, target: TargetDevice, requested: EngineConfig
+) -> list[str]:
     others = [
         f"{size(weight_bytes(config, DTYPES[name]))} in {name}"
         for name in ("float32", "bfloat16")
@@ -321,6 +193,8 @@ def _parts(plan: MemoryPlan, config: ModelConfig, target: TargetDevice) -> list[
     named = target.dtype
     if stored != plain:
         named = f"quantized; {size(plain)} in {target.dtype}"
+    if target.kind == "cpu" and (processes := cpu_processes(requested)) > 1:
+        named = f"in each of {processes} processes; {named}"
     lines = [_line("weights", size(stored), f"{named}; {', '.join(others)}; exact")]
     if target.kind == "cpu" and (copies := copy_bytes(config, DTYPES[target.dtype])):
         lines.append(_line("copies", size(copies), "the LM head, repacked for GEMMs; exact"))

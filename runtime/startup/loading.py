@@ -58,11 +58,14 @@ def load(
     timeline: Timeline | None = None,
     compilers: Compilers | None = None,
     ranks: Ranks = ALONE,
+    host_free: int = 0,
 ) -> Loaded:
     """Load the model, size the KV pool and warm up.
 
     timeline: continued from the caller's last mark; compilers: used if possible, and closed.
     ranks: those that share the model, each of which calls this
+    host_free: bytes that all engines of a server may take of a CPU's memory, where several start at
+    the same time; 0: this one starts alone
     Raises ConfigError, ModelError or UnsupportedAttention if the configuration cannot run here.
     """
     timeline = timeline or Timeline()
@@ -71,7 +74,7 @@ def load(
     if engine_spec.on_gpu:
         parts = _on_gpu(engine_spec, progress, timeline, compilers)
     else:
-        parts = _on_cpu(engine_spec, progress, timeline)
+        parts = _on_cpu(engine_spec, progress, timeline, host_free)
     calculated = requested.calculate_kv_scales
     if requested.load_format != "dummy":
         _load_kv_scales(parts.kv, engine_spec.config, Path(requested.model))
@@ -153,11 +156,14 @@ def _on_gpu(
 
 
 def _on_cpu(
-    engine_spec: EngineSpec, progress: ProgressCallback, timeline: Timeline
+    engine_spec: EngineSpec, progress: ProgressCallback, timeline: Timeline, host_free: int
 ) -> _LoadedParts:
     timeline.mark("device")
     progress("model", 0, 1)
-    loading = engine_spec.begin_loading(free_bytes(engine_spec.device))
+    [free] = engine_spec.ranks.least(free_bytes(engine_spec.device))  # before any of them loads
+    engines = engine_spec.requested.data_parallel if host_free else 1
+    processes = engines * engine_spec.ranks.size
+    loading = engine_spec.begin_loading(host_free or free, processes)
     loading.finish(progress)
     timeline.mark("weights")
     [free] = engine_spec.ranks.least(free_bytes(engine_spec.device))

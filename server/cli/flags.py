@@ -96,7 +96,9 @@ ENGINE_FLAGS = {
     "prefix_cache": "reuse prompt prefixes that were computed before",
     "threads": "compute threads on a CPU; 0: chosen from the number of cores",
     "tensor_parallel": "GPUs of this host, or processes on its CPU, that share the model: each has "
-    "a part of every layer; docs/parallel.md says what they bring",
+    "a part of every layer; auto (or 0): the fewest GPUs that hold it and some KV",
+    "expert_parallel": "with --tensor-parallel: a GPU has whole experts, and not a part of each, "
+    "as block-quantized experts need that cannot be cut",
     "seed": "seed that is used for requests without one",
 }
 METAVARS = {
@@ -106,6 +108,7 @@ METAVARS = {
     "tool_format": "NAME",
     "reasoning_format": "NAME",
     "image_urls": "HOSTS",
+    "tensor_parallel": "{N,auto}",
     "limit_mm_per_prompt": "image=N",
     "data_dir": "DIRECTORY",
     "root_path": "PATH",
@@ -120,8 +123,10 @@ ALL_FLAGS = (*SERVER_FLAGS, *ENGINE_FLAGS)
 ALIASES = {
     "data_parallel": ("--data-parallel-size", "-dp"),
     "tensor_parallel": ("--tensor-parallel-size", "-tp"),
+    "expert_parallel": ("--enable-expert-parallel",),
 }
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
+AUTO_IS_0 = ("tensor_parallel",)  # numbers that may be written as auto
 # Old values, which commands and environment files of users may have.
 RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}
 
@@ -226,6 +231,11 @@ def read_engine_flags(
     values = _read(args, environment, file, EngineConfig, names)
     if not 0 < values.get("gpu_memory", 1.0) <= 1:
         raise UsageError(f"--gpu-memory {values['gpu_memory']}: it must be above 0 and at most 1")
+    if values.get("expert_parallel") and values.get("tensor_parallel", 1) == 1:
+        raise UsageError(
+            "--expert-parallel: experts are divided among the GPUs of --tensor-parallel N (or "
+            "auto): add it, or leave this one out"
+        )
     return values
 
 
@@ -240,7 +250,9 @@ def _read(
     values: dict[str, Any] = {}
     for name in names:
         source, value = find_setting(name, args, environment, file, hints[name])
-        if value is not None:
+        if name in AUTO_IS_0 and value == "auto":
+            values[name] = 0
+        elif value is not None:
             values[name] = _convert(source, value, hints[name])
     return values
 

@@ -29,6 +29,7 @@ REMEDIES = {
     "enable-lora": "merge adapters into the weights",
     "enable-prefix-caching": f"{NEEDLESS}, it is on",
     "enable-reasoning": f"{NEEDLESS}, reasoning needs no switch",
+    "ep-size": "use --tensor-parallel with --expert-parallel",
     "enforce-eager": f"{NEEDLESS}, graphs are made while the server answers",
     "generation-config": f"{NEEDLESS}, the model's generation_config.json is followed",
     "gpu-memory-utilization": "use --gpu-memory, a share of the memory that is free",

@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from runtime.config import EngineConfig
+from runtime.host_memory import free_host_bytes
 from runtime.ipc.client import ClientNotifier, EngineAddress
 from server.process.child import Child, describe
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
+RANGE = re.compile(r"(\d+)-(\d+)")  # in CUDA_VISIBLE_DEVICES: CUDA itself takes single GPUs alone
 
 
 class EngineProcess:
@@ -24,8 +26,11 @@ class EngineProcess:
         several = config.data_parallel > 1
         name = f"engine {index}" if several else "the engine"
         variables: dict[str, str] = {}
-        if several and config.device != "cpu":
-            variables = visible_devices(index, config.tensor_parallel)
+        if config.device != "cpu":
+            if several:
+                variables = visible_devices(index, gpus_of_engine(config))
+            elif RANGE.search(os.environ.get(VISIBLE_DEVICES, "")):
+                variables = {VISIBLE_DEVICES: ",".join(_listed(None) or [])}
         self.name = name if several else "the engine process"
         self.child = Child(name, module, variables=variables)
         self.addresses = [
@@ -51,9 +56,14 @@ class EngineProcess:
                 "index": self.index,
                 "own_address": self.addresses[0].engine,
                 "client_addresses": self.client_addresses,
+                "host_free": self._host_free(config),
                 "began": time.monotonic(),
             }
         )
+
+    def _host_free(self, config: EngineConfig) -> int:
+        """What all engines have, which start at the same time; 0 for one that starts alone."""
+        return free_host_bytes() if config.data_parallel > 1 and self.epoch == 1 else 0
 
     def tell_clients(self, code: int) -> None:
         """It has ended with this code."""
@@ -69,13 +79,22 @@ class EngineProcess:
         self._notifier.close()
 
 
+def gpus_of_engine(config: EngineConfig, gpus: int | None = None) -> int:
+    """How many GPUs each of several engines sees: one for each rank, or for --tensor-parallel auto
+    its share of all; gpus: those that there are, None: to be counted."""
+    if config.tensor_parallel:
+        return config.tensor_parallel
+    gpus = num_gpus() if gpus is None else gpus
+    return max(1, (gpus or 0) // config.data_parallel)
+
+
 def visible_devices(
-    index: int, ranks: int, environment: Mapping[str, str] | None = None
+    index: int, count: int, environment: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variable that lets an engine see its GPUs, one for each rank: the first engine has the
-    first `ranks` entries of those that we see."""
-    seen, first = _listed(environment), index * ranks
-    own = map(str, range(first, first + ranks)) if seen is None else seen[first : first + ranks]
+    """The variable that lets an engine see its GPUs: the first engine has the first `count` entries
+    of those that we see."""
+    seen, first = _listed(environment), index * count
+    own = map(str, range(first, first + count)) if seen is None else seen[first : first + count]
     return {VISIBLE_DEVICES: ",".join(own)}
 
 
@@ -89,6 +108,20 @@ def num_gpus(environment: Mapping[str, str] | None = None, devices: Path = DEVIC
 
 
 def _listed(environment: Mapping[str, str] | None) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES; None if it is not set."""
+    """The entries of CUDA_VISIBLE_DEVICES, one for each GPU; None if it is not set.
+
+    CUDA sees nothing from the first entry on that is no GPU, such as -1.
+    """
     value = (os.environ if environment is None else environment).get(VISIBLE_DEVICES)
-    return None if value is None else [entry for entry in value.split(",") if entry.strip()]
+    if value is None:
+        return None
+    found: list[str] = []
+    for entry in filter(None, map(str.strip, value.split(","))):
+        several = RANGE.fullmatch(entry)
+        if several is not None:
+            found += map(str, range(int(several[1]), int(several[2]) + 1))
+        elif entry.startswith("-"):
+            break
+        else:
+            found.append(entry)
+    return found

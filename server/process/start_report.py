@@ -132,7 +132,7 @@ attention {ready.attention}
   limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+{_ranks(ready)}{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
 playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
@@ -146,6 +146,11 @@ def engine_line(index: int, count: int, ready: Ready) -> str:
         f"engine {index} of {count} ready in {ready.load_seconds:.1f} s: {ready.device}, "
         f"KV {ready.capacity_tokens:,} tokens, {ready.max_num_seqs:,} running"
     )
+
+
+def _ranks(ready: Ready) -> str:
+    """Why --tensor-parallel auto has taken as many devices as it has."""
+    return f"  ranks   --tensor-parallel auto: {ready.why_ranks}\n" if ready.why_ranks else ""
 
 
 def _states(ready: Ready) -> str:

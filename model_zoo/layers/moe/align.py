@@ -2,7 +2,7 @@
 
 align
   grid      (E,): a program of each expert reads all pairs
-  reads     ids [T, k] int32
+  reads     ids [T, k] int32; pairs of E and more are in no tile: their experts are not here
   writes    of expert e: counts[e], and its pairs, ascending, at pairs[e * T ..]; zeros into
             arrivals, for the kernel that sums.  The last program to arrive also writes the number
             of tiles, and of each tile of at most `rows` pairs the expert + 1024 times its number
@@ -114,7 +114,9 @@ class AlignedPairs:
 def align(
     ids: Tensor, num_experts: int, rows: int, num_arrivals: int, x: Tensor | None = None
 ) -> AlignedPairs:
-    """ids [T, k] int32, different ones in a row -> the tiles of at most `rows` pairs.
+    """ids [T, k] int32 -> the tiles of at most `rows` pairs.
+
+    In a row of ids those below num_experts are different ones.
 
     num_arrivals: how many zeros to write
     x: [T, K], whose rows are to be sorted

@@ -26,6 +26,7 @@ class ExpertsKey:
     """The unit of autotuning: experts of one shape and format, and at most so many tokens."""
 
     num_experts: int
+    all_experts: int  # of all ranks
     top_k: int
     hidden: int
     inner: int
@@ -41,8 +42,9 @@ class ExpertsKey:
             for scheme, inputs in zip(self.schemes, (self.hidden, self.inner), strict=True)
         ]
         bias = " with bias" if self.bias else ""
+        some = "" if self.num_experts == self.all_experts else f" ({self.num_experts} of them here)"
         return (
-            f"{self.top_k} of {self.num_experts} experts {self.hidden} x {self.inner}{bias}, "
+            f"{self.top_k} of {self.all_experts} experts{some} {self.hidden} x {self.inner}{bias}, "
             f"{self.activation}, {' and '.join(dict.fromkeys(formats))}, {self.dtype}, "
             f"{self.tokens} tokens"
         )
@@ -102,6 +104,7 @@ def layers_by_key(model: nn.Module) -> dict[ExpertsKey, list[Experts]]:
             )
             key = ExpertsKey(
                 experts.num_experts,
+                experts.all_experts,
                 experts.top_k,
                 experts.hidden,
                 experts.inner,

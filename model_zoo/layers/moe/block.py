@@ -13,7 +13,8 @@ from model_zoo.parallel.communicator import Alone, Communicator
 class MoE(nn.Module):
     """The router's experts of each token, and the shared expert, if there is one.
 
-    Each rank has some inner values of every expert, and the ranks' outputs are added.
+    Each rank has some inner values of every expert, or some experts, and the ranks' outputs are
+    added.
     """
 
     def __init__(

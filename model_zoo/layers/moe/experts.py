@@ -14,7 +14,7 @@ from model_zoo.layers.moe.activation import activate
 from model_zoo.layers.moe.expert_stack import ExpertProjection, ExpertStack
 from model_zoo.layers.moe.tiles import Tiles, TilesByTokens
 from model_zoo.moe_config import MoEConfig
-from model_zoo.parallel.shard import Part
+from model_zoo.parallel.shard import Axis, Part
 from model_zoo.quantization.quantize import quantize_fp8
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 
@@ -99,19 +99,22 @@ class Experts(nn.Module):
         self, config: MoEConfig, hidden: int, names: ExpertNames, linears: LinearFactory
     ) -> None:
         super().__init__()
-        self.num_experts, self.top_k = config.router.num_experts, config.router.top_k
+        # Those that are here, which have the numbers from 0 in `ids`; others all have num_experts.
+        self.own = config.own_experts
+        self.num_experts, self.all_experts = len(self.own), config.router.num_experts
+        self.is_partial, self.top_k = config.own is not None, config.router.top_k
         self.hidden, self.inner = hidden, config.intermediate_size
         self.activation, self.names, self.shard = config.activation, names, linears.shard
         gate_up: dict[str, int] = {}
         down: dict[str, int] = {}
-        for expert in range(self.num_experts):
+        for expert in self.own:
             gate_up |= names.gate_up_parts(expert, self.inner)
             down |= names.down_part(expert, hidden)
         self.gate_up = linears.experts(
             self.num_experts, 2 * self.inner, hidden, gate_up, bias=config.bias
         )
-        # The ranks' outputs are added, so that the bias is that of rank 0 alone.
-        bias = config.bias and linears.shard.rank == 0
+        # The ranks' outputs are added, so that the bias of an expert is that of one rank.
+        bias = config.bias and (self.is_partial or linears.shard.rank == 0)
         self.down = linears.experts(self.num_experts, hidden, self.inner, down, bias=bias)
         self._tiles = TilesByTokens()
         self.is_batch_invariant = False
@@ -135,15 +138,18 @@ class Experts(nn.Module):
 
     def projections(self) -> Iterator[ExpertProjection]:
         """The checkpoint's linear layers, where it stores one for each expert."""
-        of_outputs = self.shard.part("outputs", (self.inner,))
-        of_inputs = self.shard.part("inputs", (self.inner,))
-        for expert in range(self.num_experts):
+        of_outputs, of_inputs = self._part("outputs", self.inner), self._part("inputs", self.inner)
+        for place, expert in enumerate(self.own):
             first = 0
             for name, outputs in self.names.gate_up_parts(expert, self.inner).items():
-                yield ExpertProjection(name, self.gate_up, expert, first, outputs, of_outputs)
+                yield ExpertProjection(name, self.gate_up, place, first, outputs, of_outputs)
                 first += outputs
             for name, outputs in self.names.down_part(expert, self.hidden).items():
-                yield ExpertProjection(name, self.down, expert, 0, outputs, of_inputs)
+                yield ExpertProjection(name, self.down, place, 0, outputs, of_inputs)
+
+    def _part(self, axis: Axis, *blocks: int) -> Part | None:
+        """What the rank has of each of its experts; None: all."""
+        return None if self.is_partial else self.shard.part(axis, blocks)
 
     def stacked_tensors(self) -> dict[str, StackedTensor]:
         """The checkpoint's tensors, where it stores one for all experts."""
@@ -151,8 +157,8 @@ class Experts(nn.Module):
         mixed = self.names.interleaved
         blocks = (2 * self.inner,) if mixed else (self.inner, self.inner)
         cuts = {
-            "gate_up_proj": self.shard.part("outputs", blocks),
-            "down_proj": self.shard.part("inputs", (self.inner,)),
+            "gate_up_proj": self._part("outputs", *blocks),
+            "down_proj": self._part("inputs", self.inner),
         }
         for name, stack in {"gate_up_proj": self.gate_up, "down_proj": self.down}.items():
             split, cut = mixed and stack is self.gate_up, cuts[name]
@@ -186,7 +192,8 @@ class Experts(nn.Module):
         """The experts' weighted sum for each token, plus sigmoid(shared_gate) * shared -> [T, H].
 
         x:           [T, H]
-        ids:         [T, k] int32, different ones in a row
+        ids:         [T, k] int32, different ones in a row; of a rank that has some of the experts
+                     num_experts for those that it has not, which are left out of the sum
         weights:     [T, k] float32
         shared:      [T, H], the shared expert's output, or None
         shared_gate: [T], or None for a factor of 1
@@ -208,8 +215,8 @@ class Experts(nn.Module):
         out = torch.zeros(len(x), self.hidden, dtype=torch.float32, device=x.device)
         pairs = ids.flatten().long()
         order = pairs.argsort(stable=True)
-        counts = pairs.bincount(minlength=self.num_experts).tolist()
-        for expert, mine in enumerate(order.split(counts)):
+        counts = pairs.bincount(minlength=self.num_experts + 1).tolist()  # and of no expert here
+        for expert, mine in enumerate(order.split(counts)[: self.num_experts]):
             if not len(mine):
                 continue
             rows = mine // self.top_k

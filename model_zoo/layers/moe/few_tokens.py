@@ -3,7 +3,8 @@
 few_gate_up, few_down
   grid      (pairs of a token and an expert, tiles of W's rows).  A program has all tokens that
             chose its expert; if an earlier token did, it has none, so that each expert's weights
-            are read once, however many tokens share it
+            are read once, however many tokens share it.  It has none, either, if the expert is not
+            among the OWN ones of this rank (OWN 0: it has all)
   reads     x [T, H]; ids [T, k] int32; weights of the chosen experts, in any format of
             expert_tile.py; few_down also weights [T, k] fp32, and the shared expert's output [T, H]
             and gate [T], if there are any
@@ -70,16 +71,19 @@ def _prefetch_rows(W, n, bytes):
 def _few_gate_up(
     X, IDS, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS, tokens, inner, K, x_row, width, scale_expert,
     scale_row, scale_column, TOP_K: tl.constexpr, SLOTS: tl.constexpr, COLUMNS: tl.constexpr,
-    MODE: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr,
-    RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
-    SCALES_SUMS: tl.constexpr, ACTIVATION: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    OWN: tl.constexpr, MODE: tl.constexpr, KIND: tl.constexpr, SCALE: tl.constexpr,
+    UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
+    PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr, ACTIVATION: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
     expert, chose, slot, is_first = _tokens_of_pair(
         IDS, tl.program_id(0), tokens, TOP_K, SLOTS, COLUMNS
     )
+    if OWN > 0:
+        is_first &= expert < OWN
     if not is_first:
         return
     N = 2 * inner
@@ -128,15 +132,17 @@ def add_shared(total, SHARED, SHARED_GATE, token, n, real, N, gate_stride):
 def _few_down(
     X, IDS, WEIGHTS, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS,
     tokens, N, K, gate_stride, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr,
-    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, MODE: tl.constexpr, KIND: tl.constexpr,
-    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
-    COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    PREFETCH: tl.constexpr, DEPENDENT: tl.constexpr,
+    SLOTS: tl.constexpr, COLUMNS: tl.constexpr, OWN: tl.constexpr, MODE: tl.constexpr,
+    KIND: tl.constexpr, SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr,
+    ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr,
+    SCALES_SUMS: tl.constexpr, PRECISION: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr, PREFETCH: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     expert, chose, slot, is_first = _tokens_of_pair(
         IDS, tl.program_id(0), tokens, TOP_K, SLOTS, COLUMNS
     )
+    if OWN > 0:
+        is_first &= expert < OWN
     at_expert = expert.to(tl.int64)
     W += at_expert * N * width
     if SCALES is not None:
@@ -174,7 +180,12 @@ def _few_down(
         total = tl.zeros([BLOCK_N, COLUMNS], tl.float32)
         for j in range(TOP_K):
             at = PARTS + (token * TOP_K + j)[None, :] * N + n[:, None]
-            total += tl.load(at, mask=real, other=0.0, cache_modifier=".cg")
+            mine = real
+            if OWN > 0:
+                of_pair = IDS + token * TOP_K + j
+                ids = tl.load(of_pair, mask=token < tokens, other=OWN, cache_modifier=".cg")
+                mine &= (ids < OWN)[None, :]
+            total += tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
         row = tl.minimum(token, tokens - 1)
         total = add_shared(total, SHARED, SHARED_GATE, row, n, real, N, gate_stride)
         at = OUT + token[None, :] * N + n[:, None]

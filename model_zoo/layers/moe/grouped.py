@@ -10,7 +10,8 @@ grouped_gate_up, grouped_down
             each pair in x's type; the program that completes a token's k pairs, of a tile of
             columns, adds them in the order of its experts: deterministic, and with wgmma
             independent of the other tokens.  That moves 4 T k H bytes more than an atomic sum
-            would, in part in L2, which is 5 % of the time of 8192 tokens of Qwen3-30B-A3B
+            would, in part in L2, which is 5 % of the time of 8192 tokens of Qwen3-30B-A3B.
+            Without SUMS, where a rank has not all experts, sum_pairs adds them
   writes    inner values [T k, I] in x's type; y [T, H]
   bound     memory up to hundreds of tokens: 3 H I bytes of weights of each expert that has one;
             then compute: 6 T k H I floating-point operations
@@ -110,7 +111,7 @@ def _grouped_down(
     UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr, COLUMN_GROUP: tl.constexpr,
     PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    GROUP_M: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUP_M: tl.constexpr, SUMS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     if DEPENDENT:
         wait_for_launcher()
@@ -144,6 +145,20 @@ def _grouped_down(
     within = n < N
     at = PARTS + pair.to(tl.int64)[:, None] * N + n[None, :]
     tl.store(at, y, mask=real[:, None] & within[None, :])
+    if SUMS:
+        _add_pairs(
+            PARTS, ARRIVALS, SHARED, SHARED_GATE, OUT, pair, real, n, tile_n, tokens, N,
+            gate_stride, TOP_K,
+        )  # fmt: skip
+
+
+@triton.jit
+def _add_pairs(
+    PARTS, ARRIVALS, SHARED, SHARED_GATE, OUT, pair, real, n, tile_n, tokens, N, gate_stride,
+    TOP_K: tl.constexpr,
+):  # fmt: skip
+    """The sums of tokens whose last pair is among those of a tile, of outputs n."""
+    within = n < N
     # Threads arrive for rows that others have stored: the barriers order both before and after.
     tl.debug_barrier()
     token = pair // TOP_K
@@ -152,7 +167,7 @@ def _grouped_down(
     is_last = real & (arrived == TOP_K - 1)
     if tl.max(is_last.to(tl.int32), 0) > 0:
         summed = is_last[:, None] & within[None, :]
-        total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        total = tl.zeros([pair.shape[0], n.shape[0]], tl.float32)
         for j in range(TOP_K):
             at = PARTS + (token.to(tl.int64) * TOP_K + j)[:, None] * N + n[None, :]
             part = tl.load(at, mask=summed, other=0.0, cache_modifier=".cg")

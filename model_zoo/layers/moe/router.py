@@ -17,7 +17,7 @@ from model_zoo.moe_config import RouterConfig
 class Routed:
     """The experts of T tokens, in the order of their scores."""
 
-    ids: Tensor  # [T, k] int32
+    ids: Tensor  # [T, k] int32; of a rank that has some experts, from 0, and their number: no other
     weights: Tensor  # [T, k] float32
     shared_gate: Tensor | None  # [T], the shared expert's, before the sigmoid
 
@@ -35,9 +35,12 @@ class Router(nn.Module):
         linears: LinearFactory,
         *,
         shared_gate: bool = False,
+        own: range | None = None,
     ) -> None:
+        """own: the experts that the rank has; None: all"""
         super().__init__()
         self.config, self._has_gate = config, shared_gate
+        self._own = range(config.num_experts) if own is None else own
         # Sigmoids of near experts differ by less than a rounding of bfloat16.
         wide = replace(linears, dtype=torch.float32) if config.scoring == "sigmoid" else linears
         outputs = config.num_experts + shared_gate
@@ -72,5 +75,6 @@ class Router(nn.Module):
             from model_zoo.layers.moe.router_kernel import covers, route_tokens
 
             if covers(self.config):
-                return Routed(*route_tokens(logits, self.config, self.correction_bias), gate)
-        return Routed(*route(logits, self.config, self.correction_bias), gate)
+                bias = self.correction_bias
+                return Routed(*route_tokens(logits, self.config, bias, self._own), gate)
+        return Routed(*route(logits, self.config, self.correction_bias, self._own), gate)

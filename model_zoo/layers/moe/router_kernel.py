@@ -3,7 +3,8 @@
 #   reads     logits [T, E] bf16, fp16 or fp32, rows at any stride; bias [E] fp32 or None
 #   writes    ids [T, k] int32, weights [T, k] fp32
 #   math      as route() of routing.py: scores in fp32, the k best one after the other, and of equal
-#             ones the first.  NaN is below every score, so that ids are different experts
+#             ones the first.  NaN is below every score, so that ids are different experts.  Of a
+#             rank that has OWN experts from FIRST on, these are 0 to OWN - 1, and all others OWN
 #   launch    dependents are launched at once; it reads nothing before the wait
 #   bound     latency: k reductions over a warp
 #   checked   tests/model_zoo/layers/moe/test_router.py against route()
@@ -55,7 +56,8 @@ def _kept_groups(choice, GROUPS: tl.constexpr, KEPT: tl.constexpr):
 def _route(
     LOGITS, BIAS, IDS, WEIGHTS, scale, logits_row, E: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr, SLOTS: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, DEPENDENT: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK_E)
@@ -94,6 +96,9 @@ def _route(
     if RENORMALIZE:
         total = tl.sum(weights, 0)
         weights /= total + LEAST if SCORING == "sigmoid" else total
+    if OWN < E:
+        is_own = (ids >= FIRST) & (ids < FIRST + OWN)
+        ids = tl.where(is_own, ids - FIRST, OWN)
     tl.store(IDS + row * TOP_K + slot, ids, mask=taken)
     tl.store(WEIGHTS + row * TOP_K + slot, weights * scale, mask=taken)
 
@@ -105,10 +110,11 @@ def covers(config: RouterConfig) -> bool:
 
 
 def route_tokens(
-    logits: Tensor, config: RouterConfig, bias: Tensor | None
+    logits: Tensor, config: RouterConfig, bias: Tensor | None, own: range | None = None
 ) -> tuple[Tensor, Tensor]:
     """logits [T, E], bias [E] or None -> (ids [T, k] int32, weights [T, k] float32), as route()."""
     tokens, experts = logits.shape
+    own = range(experts) if own is None else own
     assert experts == config.num_experts and logits.stride(1) == 1 and covers(config)
     ids = torch.empty(tokens, config.top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(tokens, config.top_k, dtype=torch.float32, device=logits.device)
@@ -118,6 +124,6 @@ def route_tokens(
             TOP_K=config.top_k, BLOCK_E=triton.next_power_of_2(experts),
             SLOTS=triton.next_power_of_2(config.top_k), SCORING=config.scoring,
             RENORMALIZE=config.renormalize, GROUPS=config.groups, KEPT=config.kept_groups,
-            num_warps=1, **dependent_launch(logits.device),
+            FIRST=own.start, OWN=len(own), num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return ids, weights

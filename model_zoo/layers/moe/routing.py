@@ -16,11 +16,14 @@ LOWEST = -1e30
 LEAST_SUM = 1e-20  # added to the sum of sigmoids before the division
 
 
-def route(logits: Tensor, config: RouterConfig, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, config: RouterConfig, bias: Tensor | None, own: range | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, E], bias [E] float32 or None -> (experts [T, k] int32, weights [T, k] float32).
 
     A token's experts are different and in the order of their scores; of equal ones the first comes
     first.
+    own: the experts that are here, which have the numbers from 0 then; others all have len(own)
     """
     logits = _finite(logits.float())
     if config.scoring == "sigmoid":
@@ -38,6 +41,8 @@ def route(logits: Tensor, config: RouterConfig, bias: Tensor | None) -> tuple[Te
     if config.renormalize:
         least = LEAST_SUM if config.scoring == "sigmoid" else 0.0
         weights = weights / (weights.sum(-1, keepdim=True) + least)
+    if own is not None and len(own) < config.num_experts:
+        ids = torch.where((ids >= own.start) & (ids < own.stop), ids - own.start, len(own))
     return ids.int(), weights * config.scale
 
 

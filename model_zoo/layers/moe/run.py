@@ -16,6 +16,7 @@ from model_zoo.layers.moe.expert_tile import weight_arguments
 from model_zoo.layers.moe.few_tokens import _few_down, _few_gate_up
 from model_zoo.layers.moe.grouped import GROUP_M, _grouped_down, _grouped_gate_up
 from model_zoo.layers.moe.hopper.run import run_hopper
+from model_zoo.layers.moe.hopper.sum_pairs import sum_pairs
 from model_zoo.layers.moe.hopper.tiles import HopperTiles
 from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile, Tiles
 from model_zoo.moe_config import Activation
@@ -25,6 +26,7 @@ class StackedExperts(Protocol):
     """What the kernels need of Experts."""
 
     num_experts: int
+    is_partial: bool
     top_k: int
     hidden: int
     inner: int
@@ -81,6 +83,7 @@ def _few(
         "TOP_K": experts.top_k,
         "SLOTS": triton.next_power_of_2(experts.top_k),
         "COLUMNS": FEW_COLUMNS,
+        "OWN": experts.num_experts if experts.is_partial else 0,
     }
     first, second = weight_arguments(experts.gate_up), weight_arguments(experts.down)
     between = torch.empty(pairs, inner, dtype=x.dtype, device=x.device)
@@ -111,8 +114,8 @@ def _grouped(
 ) -> Tensor:
     tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
     gate_up, down = tiles.gate_up, tiles.down
-    tiles_n = triton.cdiv(hidden, down.outputs)
-    found = align(ids, experts.num_experts, tiles.rows, tiles_n * tokens)
+    tiles_n, partial = triton.cdiv(hidden, down.outputs), experts.is_partial
+    found = align(ids, experts.num_experts, tiles.rows, 0 if partial else tiles_n * tokens)
     groups = {"TOP_K": experts.top_k, "BLOCK_M": tiles.rows, "GROUP_M": GROUP_M}
     first, second = weight_arguments(experts.gate_up), weight_arguments(experts.down)
     aligned = found.pairs, found.counts, found.tiles, found.num_tiles
@@ -127,8 +130,11 @@ def _grouped(
     _grouped_down[(found.most_tiles * tiles_n,)](
         between, weights, *aligned, parts, found.arrivals, shared, shared_gate, out,
         *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
-        *second.strides, **groups, **second.of_tile(down.columns, inner), **_options(down, x),
+        *second.strides, SUMS=not partial, **groups, **second.of_tile(down.columns, inner),
+        **_options(down, x),
     )  # fmt: skip
+    if partial:  # no program knows how many of a token's experts are here
+        sum_pairs(parts, out, ids, experts.num_experts, shared, shared_gate)
     return out
 
 

@@ -69,7 +69,7 @@ Tiles = ExpertTiles | HopperTiles
 class ExpertShape(Protocol):
     """What the choice of tiles needs to know of Experts."""
 
-    num_experts: int
+    all_experts: int  # of all ranks
     top_k: int
     is_batch_invariant: bool
     gate_up: ExpertStack
@@ -193,7 +193,7 @@ def candidates(tokens: int, shape: ExpertShape) -> tuple[Tiles, ...]:
     if shape.is_float32 or shape.is_batch_invariant or not _runs_hopper_kernels(shape.device):
         return found
     processors = torch.cuda.get_device_properties(shape.device).multi_processor_count
-    sizes = processors, tokens, shape.top_k, shape.num_experts
+    sizes = processors, tokens, shape.top_k, shape.all_experts
     return (*found, *hopper_candidates(*sizes, shape.gate_up, shape.down))
 
 
@@ -205,7 +205,7 @@ def _plain_candidates(tokens: int, shape: ExpertShape) -> tuple[ExpertTiles, ...
     """Those of plain Triton."""
     if shape.is_float32:
         return (FLOAT32,)
-    each = tokens * shape.top_k / shape.num_experts  # tokens of an expert, if all get as many
+    each = tokens * shape.top_k / shape.all_experts  # tokens of an expert, if all get as many
     hopper = is_hopper(shape.device)
     if shape.is_batch_invariant:
         others = OTHERS_INVARIANT_PACKED if shape.is_packed else OTHERS_INVARIANT

@@ -90,9 +90,10 @@ def is_right(output: Tensor, expected: Tensor, tiles: Tiles) -> bool:
 
 
 def random_routing(experts: Experts, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """-> (ids [T, k] int32, different ones in a row; weights [T, k] float32)."""
-    scores = torch.rand(tokens, experts.num_experts, device=device)
-    ids = scores.topk(experts.top_k).indices.int()
+    """-> (ids [T, k] int32, different ones in a row but for those that are not here; weights
+    [T, k] float32)."""
+    scores = torch.rand(tokens, experts.all_experts, device=device)
+    ids = scores.topk(experts.top_k).indices.int().clamp_max(experts.num_experts)
     return ids, torch.full(ids.shape, 1 / experts.top_k, device=device)
 
 

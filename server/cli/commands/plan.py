@@ -27,7 +27,7 @@ FIT_REPORT_COMMAND = (sys.executable, "-P", "-m", "runtime.startup.fit_report")
 FLAGS = (
     *("device", "dtype", "attention", "kv_dtype", "state_dtype", "quantization", "load_format"),
     *("max_model_len", "max_num_seqs", "max_batched_tokens", "page_size", "kv_tokens"),
-    *("gpu_memory", "max_image_pixels", "tensor_parallel"),
+    *("gpu_memory", "max_image_pixels", "tensor_parallel", "expert_parallel", "data_parallel"),
 )
 UNITS = {"m": 2**20, "g": 2**30, "t": 2**40}
 MIN_CARD, MAX_CARD = 2**30, 16 * 2**40

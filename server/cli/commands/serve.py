@@ -144,9 +144,9 @@ def _check_engines(engine: EngineConfig) -> None:
     if not 1 <= count <= MAX_ENGINES:
         raise UsageError(f"--data-parallel {count}: choose from 1 to {MAX_ENGINES}")
     ranks = engine.tensor_parallel
-    if not 1 <= ranks <= MAX_RANKS:
-        raise UsageError(f"--tensor-parallel {ranks}: choose from 1 to {MAX_RANKS}")
-    gpus = num_gpus() if engine.device != "cpu" and count * ranks > 1 else None
+    if ranks > MAX_RANKS:
+        raise UsageError(f"--tensor-parallel {ranks}: choose from 1 to {MAX_RANKS}, or auto")
+    gpus = num_gpus() if engine.device != "cpu" and max(count, ranks) > 1 else None
     if gpus is not None and ranks > 1 and count * ranks > gpus > 0:
         engines = f"--data-parallel {count} with " if count > 1 else ""
         raise UsageError(

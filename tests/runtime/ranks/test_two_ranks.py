@@ -10,14 +10,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from msgspec import structs
 
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from tests.support.engine.device_engine import FitRules
 from tests.support.models.tiny_checkpoints import KINDS, write_checkpoint
+from tests.support.models.tiny_vision import picture, prompt_with, write_vision_checkpoint
 from tests.support.parallel.gloo_engine import TwoRanks, answers, engine_of
-from tests.support.quantization.quantized_models import FORMATS, write_quantized
+from tests.support.quantization.gpt_oss_model import write_gpt_oss
+from tests.support.quantization.quantized_models import (
+    FORMATS,
+    write_quantized,
+    write_quantized_experts,
+)
 
 ONE_KEY_HEAD = ("qwen3.5", "qwen3.5-moe", "qwen3.5-moe-text")
 FAMILIES = ("qwen3", "qwen2-moe")
@@ -69,13 +76,21 @@ def tokens_of(outputs: list[RequestOutput]) -> list[int]:
     return [token for output in outputs for token in output.tokens]
 
 
-def assert_same_answers(two_ranks: TwoRanks, config: EngineConfig) -> None:
+def write_narrow_experts(name: str, directory: Path) -> None:
+    """Of which two ranks would have one and a half blocks of 128 inner values each."""
+    write_quantized_experts(directory, name, inner=384)
+
+
+def assert_same_answers(
+    two_ranks: TwoRanks, config: EngineConfig, *, expert_parallel: bool = False
+) -> None:
     with engine_of(config) as (engine, _):
         expected = answers(engine, workload())
         cached_tokens = engine.stats().cached_tokens
         # Recurrent states need snapshots, of which these few steps make none.
         assert cached_tokens > 0 or engine.requests.states.num_states
-    with two_ranks.engine(config) as engine:
+    divided = structs.replace(config, expert_parallel=expert_parallel)
+    with two_ranks.engine(divided) as engine:
         found = answers(engine, workload())
         assert engine.stats().cached_tokens == cached_tokens
     assert {id: tokens_of(each) for id, each in found.items()} == {
@@ -106,8 +121,60 @@ def test_two_processes_answer_with_the_tokens_of_one(
     assert_same_answers(two_ranks, config_of(tmp_path, snapshot_every=64))
 
 
+EXPERT_PARALLEL = {"gpt-oss": write_checkpoint, "qwen2-moe": write_checkpoint}
+EXPERT_PARALLEL |= {"fp8-block": write_narrow_experts, "mxfp4": lambda name, at: write_gpt_oss(at)}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("qwen2-moe", "fp8-block") else pytest.mark.slow)
+        for name in EXPERT_PARALLEL
+    ],
+)
+def test_two_processes_with_half_of_the_experts_answer_with_the_tokens_of_one(
+    name: str, two_ranks: TwoRanks, tmp_path: Path
+):
+    EXPERT_PARALLEL[name](name, tmp_path)
+    assert_same_answers(two_ranks, config_of(tmp_path), expert_parallel=True)
+
+
 def tokens_by_id(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[int]]:
     return {id: tokens_of(each) for id, each in answers(engine, requests).items()}
+
+
+VISION = {
+    "qwen3-vl": {},
+    "qwen3-vl-moe": {},
+    "qwen3.5": {"linear_num_key_heads": 2, "linear_num_value_heads": 4},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", ["qwen3-vl", *(pytest.param(k, marks=pytest.mark.slow) for k in list(VISION)[1:])]
+)
+def test_two_processes_see_the_images_of_a_prompt(kind: str, two_ranks: TwoRanks, tmp_path: Path):
+    """An image takes several steps, one is in two prompts, and one sequence is aborted."""
+    write_vision_checkpoint(kind, tmp_path, **VISION[kind])
+    text = [5, 9, 17, 33]
+    pictures = [picture(7, 6, 1), picture(3, 4, 2), picture(9, 10, 3)]
+    parts = [(text, pictures[0], text), (pictures[1], text, pictures[0]), (text, pictures[2], text)]
+    requests = [
+        EngineRequest(id, 0, tokens, SamplingParams(max_tokens=8, temperature=0.0), images=images)
+        for id, (tokens, images) in enumerate(prompt_with(*each) for each in parts)
+    ]
+    sizes = {"max_batched_tokens": 32, "kv_tokens": 4096, "snapshot_every": 64}
+    config = config_of(tmp_path, **sizes)
+    with engine_of(config) as (engine, _):
+        expected = tokens_by_id(engine, requests)
+    with two_ranks.engine(config) as engine:
+        engine.add(structs.replace(requests[2], id=9))
+        for _ in range(3):
+            engine.step()
+        engine.abort(9)
+        while not engine.idle:
+            engine.step()
+        assert tokens_by_id(engine, requests) == expected
 
 
 def test_two_processes_with_few_pages_preempt_as_one_does(two_ranks: TwoRanks, tmp_path: Path):

@@ -74,6 +74,30 @@ def test_device_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyP
         choose_device("cuda")
 
 
+def test_gpus_that_the_environment_names_and_that_are_not_there_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(device, "has_driver", lambda: True)
+    for named in ("7", "GPU-1f"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES={named}: PyTorch sees no"):
+            choose_device("auto")
+        assert choose_device("cpu") == CPU
+    for hidden in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert choose_device("auto") == CPU
+
+
+def test_without_a_driver_no_gpu_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of several engines gets one, on a machine that has none, too."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    monkeypatch.setattr(device, "has_driver", lambda: False)
+    assert choose_device("auto") == CPU
+
+
 def test_free_memory_is_a_number_of_bytes_that_this_host_could_have() -> None:
     assert 2**20 < device.free_bytes(CPU) < 2**46
 

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from benchmarks.shapes import FAMILIES
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
-from runtime.startup.fit_report import TargetDevice, resolve_config
+from runtime.startup.fit.target import TargetDevice, memory_plan, resolve_config
 from runtime.startup.loading import load
 from runtime.startup.memory_estimate import (
     StepSizes,
@@ -151,3 +152,26 @@ def test_the_plan_counts_the_image_encoder_and_its_features(tmp_path: Path) -> N
     )
     assert with_images.state > without.state
     assert with_images.activations > smaller.activations >= without.activations
+
+
+def test_all_processes_of_a_cpu_have_weights_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_checkpoint("qwen3", tmp_path)
+    config = read_config(tmp_path)
+    weights = weight_bytes(config, torch.float32)
+    alone = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
+    two = structs.replace(alone, data_parallel=2)
+
+    def start(engine_config: EngineConfig, host_free: int) -> None:
+        load(engine_config, lambda phase, done, total: None, host_free=host_free)
+
+    with pytest.raises(ConfigError, match=r"in each of 2 processes, .* fewer engines"):
+        start(two, 2 * weights - 1)
+    start(two, 2 * weights + 1)
+    monkeypatch.setattr(loading, "free_bytes", lambda device: weights + MIB)
+    start(two, 0)  # a restart: the other one has its weights already
+    place = TargetDevice("cpu", "", 20 * MIB + 2 * weights, "float32")
+    of_two = memory_plan(two, config, place)
+    assert memory_plan(alone, config, place).free == 10 * MIB + weights // 2
+    assert of_two.free == 5 * MIB

@@ -115,6 +115,11 @@ def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
     assert config().engine.model == "tiny-chat"
 
 
+def test_the_number_of_ranks_may_be_left_to_the_server():
+    assert config("-tp", "auto").engine.tensor_parallel == 0
+    assert config(WAVEFILL_TENSOR_PARALLEL="auto").engine.tensor_parallel == 0
+
+
 @pytest.mark.parametrize("folder", ["x" * 100, "missing"])
 def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -134,6 +139,8 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--api-workers", "0"], {}, "--api-workers 0: choose from 1 to 64"),
         (["-dp", "0"], {}, "--data-parallel 0: choose from 1 to 64"),
         (["--data-parallel-size", "65"], {}, "--data-parallel 65: choose from 1 to 64"),
+        (["-tp", "17"], {}, "--tensor-parallel 17: choose from 1 to 16, or auto"),
+        (["-tp", "all"], {}, "--tensor-parallel all: a whole number from 0 up is needed"),
         (["--port", "70000"], {}, "--port 70000: ports run from 1 to 65535"),
         (["--drain-seconds", "nan"], {}, "--drain-seconds nan: a number from 0 up"),
         (["--root-path", "llm/"], {}, "--root-path llm/: a path such as /llm or /team/llm"),

@@ -56,6 +56,11 @@ def test_a_file_sets_options_of_every_type(file: Path):
     )
 
 
+def test_a_file_may_leave_the_number_of_ranks_to_the_server(file: Path):
+    file.write_text('tensor-parallel = "auto"\n')
+    assert config(file).engine.tensor_parallel == 0
+
+
 def test_the_command_line_beats_the_environment_that_the_file_and_that_the_default(file: Path):
     assert config(file, WAVEFILL_PORT="9001").port == 9001
     assert config(file, "--port", "9002", WAVEFILL_PORT="9001").port == 9002

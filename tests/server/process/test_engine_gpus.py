@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from server.process.engine_process import num_gpus, visible_devices
+from runtime.config import EngineConfig
+from server.process.engine_process import gpus_of_engine, num_gpus, visible_devices
 
 
 def test_an_engine_sees_the_gpu_of_its_index_among_those_of_the_server():
@@ -21,9 +23,29 @@ def test_an_engine_of_two_ranks_sees_two_gpus():
     assert visible_devices(0, 2, listed) == {"CUDA_VISIBLE_DEVICES": "7,5"}
 
 
+def test_an_engine_of_auto_sees_its_share_of_the_gpus():
+    config = EngineConfig(model="m", data_parallel=2, tensor_parallel=0)
+    assert [gpus_of_engine(config, gpus) for gpus in (8, 5, 1)] == [4, 2, 1]
+    assert gpus_of_engine(replace(config, tensor_parallel=3), 8) == 3
+
+
+def test_ranges_are_gpus_and_nothing_is_seen_from_a_negative_number_on():
+    listed = {"CUDA_VISIBLE_DEVICES": "4-6, GPU-1-2,-1,9"}
+    assert [visible_devices(index, 2, listed)["CUDA_VISIBLE_DEVICES"] for index in (0, 1, 2)] == [
+        "4,5",
+        "6,GPU-1-2",
+        "",
+    ]
+
+
 @pytest.mark.parametrize(
     ("environment", "expected"),
-    [({}, 2), ({"CUDA_VISIBLE_DEVICES": "5"}, 1), ({"CUDA_VISIBLE_DEVICES": ""}, 0)],
+    [
+        ({}, 2),
+        ({"CUDA_VISIBLE_DEVICES": "5"}, 1),
+        ({"CUDA_VISIBLE_DEVICES": "0-3"}, 4),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 0),
+    ],
 )
 def test_gpus_are_counted_without_asking_the_driver(
     tmp_path: Path, environment: dict[str, str], expected: int

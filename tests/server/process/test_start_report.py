@@ -61,6 +61,12 @@ def test_the_report_has_the_recurrent_states_and_what_is_not_read():
     assert "states " not in report()
 
 
+def test_the_report_says_why_so_many_devices_were_taken():
+    text = start_report(ServerConfig(), replace(FACTS, why_ranks="2 devices with KV of 9 tokens"))
+    assert "ranks   --tensor-parallel auto: 2 devices with KV of 9 tokens\n" in text
+    assert "tensor-parallel" not in report()
+
+
 def test_the_report_has_the_limits():
     text = report()
     assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text

@@ -30,13 +30,15 @@ def make_experts(
     activation: Activation = "silu_mul",
     bias: bool = False,
     weights: str | None = None,
+    own: tuple[int, int] | None = None,
 ) -> Experts:
-    """weights: a name of quantized_cases.py; None: unquantized."""
+    """weights: a name of quantized_cases.py; None: unquantized.  own: as in MoEConfig"""
     config = MoEConfig(
         router=RouterConfig(num_experts=num_experts, top_k=top_k),
         intermediate_size=inner,
         activation=activation,
         bias=bias,
+        own=own,
     )
     with torch.device(device):
         experts = Experts(
@@ -92,15 +94,20 @@ def fill(stack: ExpertStack, weights: str | None, device: str) -> None:
 
 
 def routing(kind: str, tokens: int, experts: Experts) -> tuple[Tensor, Tensor]:
-    """-> (ids [T, k] int32, weights [T, k]): different experts in a row."""
+    """-> (ids [T, k] int32, weights [T, k]): different experts in a row.
+
+    Those that are not here have the number that follows those that are.
+    """
     generator = torch.Generator().manual_seed(tokens)
-    count, top_k = experts.num_experts, experts.top_k
+    count, top_k = experts.all_experts, experts.top_k
     scores = torch.rand(tokens, count, generator=generator)
     if kind == "few experts":
         scores[:, : top_k + 1] += 1
     elif kind == "one expert":
         scores[:, -1] += 1  # of all tokens, beside others
     ids = scores.topk(top_k).indices.int()
+    is_own = (ids >= experts.own.start) & (ids < experts.own.stop)
+    ids = torch.where(is_own, ids - experts.own.start, experts.num_experts)
     weights = torch.rand(tokens, top_k, generator=generator) + 0.1
     device = experts.gate_up.weight.device
     return ids.to(device), (weights / weights.sum(-1, keepdim=True)).to(device)
@@ -110,7 +117,7 @@ def exactly(experts: Experts, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor
     """Their output [T, H] float64, with inner values that are not rounded."""
     first, second = experts.gate_up, experts.down
     out = torch.zeros(len(x), experts.hidden, dtype=torch.float64, device=x.device)
-    for expert in ids.unique().tolist():
+    for expert in range(experts.num_experts):
         token, slot = (ids == expert).nonzero(as_tuple=True)
         inner = x[token].double() @ first.exact[expert].to(x.device).T
         if first.bias is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from model_zoo.layers.linear_factory import LinearFactory
@@ -38,9 +39,13 @@ FORMATS = (None, "fp8 block", "fp8 row", "int4 g32 zeros", "nvfp4", "mxfp4")
 TOKENS = (1, 8, 32, 512, 8192)
 
 
-def experts_of(weights: str | None) -> Experts:
-    """The experts of Qwen3-30B-A3B, or for MXFP4 those of gpt-oss-20b."""
+def experts_of(weights: str | None, ranks: int = 1) -> Experts:
+    """The experts of Qwen3-30B-A3B, or for MXFP4 those of gpt-oss-20b, or the last of `ranks`
+    equal parts of them."""
     config, hidden = (GPT_OSS, 2880) if weights == "mxfp4" else (QWEN3, 2048)
+    if ranks > 1:
+        count = config.router.num_experts
+        config = replace(config, own=(count - count // ranks, count))
     with META:
         return Experts(
             config, hidden, ExpertNames("experts"), LinearFactory(BF16, scheme_of(weights, BF16))
@@ -61,7 +66,7 @@ def hopper_tiles(weights: str | None, tokens: int) -> list[HopperTiles]:
     """What an H100 tries."""
     experts = experts_of(weights)
     return hopper_candidates(
-        132, tokens, experts.top_k, experts.num_experts, experts.gate_up, experts.down
+        132, tokens, experts.top_k, experts.all_experts, experts.gate_up, experts.down
     )
 
 
@@ -81,16 +86,27 @@ def call_invariant(rows: int) -> None:
     run_experts(experts, x, ids, scores, None, None, tiles)
 
 
-def call_router(config: RouterConfig) -> None:
+def call_some_experts(weights: str | None, tokens: int, tiles: HopperTiles | None = None) -> None:
+    """Those of one of two ranks; by the first candidate, unless `tiles` are given."""
+    experts = experts_of(weights, 2)
+    ids = tensor(tokens, experts.top_k, dtype=INT32)
+    x, scores = tensor(tokens, experts.hidden), tensor(tokens, experts.top_k, dtype=FP32)
+    run_experts(experts, x, ids, scores, x, x[:, 0], tiles or candidates(tokens, experts)[0])
+
+
+def call_router(config: RouterConfig, own: range | None = None) -> None:
     bias = tensor(config.num_experts, dtype=FP32) if config.correction_bias else None
-    route_tokens(tensor(64, config.num_experts), config, bias)
+    route_tokens(tensor(64, config.num_experts), config, bias, own)
 
 
 EXPERTS: dict[str, Callable[[], None]] = {
     "router qwen3": partial(call_router, QWEN3.router),
     "router gpt-oss": partial(call_router, GPT_OSS.router),
     "router deepseek": partial(call_router, DEEPSEEK),
+    "router of a rank": partial(call_router, QWEN3.router, range(64, 128)),
 }
+for tokens in (8, 32):
+    EXPERTS[f"some experts at {tokens}"] = partial(call_some_experts, "fp8 block", tokens)
 for rows in INVARIANT:
     EXPERTS[f"experts invariant {rows}"] = partial(call_invariant, rows)
 for weights in FORMATS:

@@ -69,21 +69,36 @@ def on_ranks(size: int, work: Callable[[int, ThreadCommunicator], Result]) -> li
 
 
 def load_rank(
-    directory: Path, rank: int, size: int, communicator: ThreadCommunicator
+    directory: Path,
+    rank: int,
+    size: int,
+    communicator: ThreadCommunicator,
+    *,
+    expert_parallel: bool = False,
 ) -> tuple[ModelConfig, Model]:
     """What one rank has of a model, in float32."""
-    config = sharded_config(read_config(directory), rank, size)
+    whole = read_config(directory)
+    config = sharded_config(whole, rank, size, expert_parallel=expert_parallel)
     model = load_model(
         config, directory, dtype=torch.float32, device=CPU, communicator=communicator
     )
     return config, model
 
 
-def logits_of_ranks(directory: Path, size: int, tokens: Tensor, cuts: list[int]) -> list[Tensor]:
+def logits_of_ranks(
+    directory: Path,
+    size: int,
+    tokens: Tensor,
+    cuts: list[int],
+    *,
+    expert_parallel: bool = False,
+) -> list[Tensor]:
     """The logits of a model that is divided, as each rank has them; `cuts` as in PagedRow."""
 
     def work(rank: int, communicator: ThreadCommunicator) -> Tensor:
-        config, model = load_rank(directory, rank, size, communicator)
+        config, model = load_rank(
+            directory, rank, size, communicator, expert_parallel=expert_parallel
+        )
         return PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
 
     return on_ranks(size, work)

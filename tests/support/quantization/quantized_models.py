@@ -68,14 +68,14 @@ def shape_config():
     )
 
 
-def moe_config():
+def moe_config(inner: int = 128):
     from transformers import Qwen3MoeConfig
 
     return Qwen3MoeConfig(
         vocab_size=131,
         hidden_size=256,
         intermediate_size=256,
-        moe_intermediate_size=128,
+        moe_intermediate_size=inner,
         num_experts=4,
         num_experts_per_tok=2,
         norm_topk_prob=True,
@@ -126,9 +126,12 @@ def write_quantized(directory: Path, name: str) -> nn.Module:
     return _write(directory, name, shape_config())
 
 
-def write_quantized_experts(directory: Path, name: str) -> nn.Module:
-    """The same of a model with experts, each in tensors of its own; the router is unquantized."""
-    return _write(directory, name, moe_config())
+def write_quantized_experts(directory: Path, name: str, inner: int = 128) -> nn.Module:
+    """The same of a model with experts, each in tensors of its own; the router is unquantized.
+
+    inner: values of an expert
+    """
+    return _write(directory, name, moe_config(inner))
 
 
 def write_quantized_vision(directory: Path, name: str, *, experts: bool = False) -> nn.Module:

@@ -64,7 +64,7 @@ def run_hopper(
 ) -> Tensor:
     """As run_experts; experts: StackedExperts."""
     tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
-    single = tokens == 1
+    single = tokens == 1 and not experts.is_partial  # all ids are of experts that are here
     if single:
         found, rows, most = None, x, pairs
     else:
@@ -79,7 +79,8 @@ def run_hopper(
     _product(experts, tiles, rows, between, listed, most, gated=True)
     _product(experts, tiles, between, out, listed, most, False, parts, shared, shared_gate)
     if not single:
-        sum_pairs(parts, out, experts.top_k, shared, shared_gate)
+        own = experts.num_experts if experts.is_partial else 0
+        sum_pairs(parts, out, ids, own, shared, shared_gate)
     return out
 
 

@@ -44,6 +44,29 @@ def test_experts_without_pairs_have_no_tile(device: str):
     assert int(found.num_tiles) == 2 and found.tiles[:2].tolist() == [3, MAX_EXPERTS + 3]
 
 
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_pairs_of_experts_that_are_not_here_are_in_no_tile(device: str, tokens: int):
+    generator = torch.Generator().manual_seed(tokens)
+    ids = torch.rand(tokens, 9, generator=generator).topk(4).indices.int().clamp_max(3)
+    ids[:2] = 3  # of none
+    x = torch.randn(tokens, 70, generator=generator).to(device)
+    found = align(ids.to(device), 3, 8, 0, x)
+    own = (ids.flatten() < 3).nonzero().flatten()
+    order = own[ids.flatten()[own].argsort(stable=True)]
+    assert found.counts.tolist() == [int((ids == expert).sum()) for expert in range(3)]
+    assert found.rows is not None
+    assert torch.equal(found.rows.cpu()[: len(order)], x.cpu()[order // 4])
+    number = int(found.num_tiles)
+    assert number == sum(-(-count // 8) for count in found.counts.tolist())
+    assert all(tile % MAX_EXPERTS < 3 for tile in found.tiles[:number].tolist())
+
+
+def test_no_tile_is_made_where_all_experts_are_elsewhere(device: str):
+    ids = torch.full((5, 2), 4, dtype=torch.int32, device=device)
+    found = align(ids, 4, 8, 0, torch.zeros(5, 16, device=device))
+    assert int(found.num_tiles) == 0 and not found.counts.any()
+
+
 @pytest.mark.parametrize(
     ("tokens", "top_k", "experts", "rows"), [(2, 1, 4, 8), (21, 3, 7, 8), (40, 8, 8, 16)]
 )

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # minutes where Triton has not yet compiled and k
 
 # The default tiles of every format for few tokens and for many, and all that is no tile's.
 NAMES = [
-    *(name for name in EXPERTS if name.startswith(("router", "experts invariant"))),
+    *(name for name in EXPERTS if name.startswith(("router", "some experts", "experts invariant"))),
     *(
         f"experts {weights or 'bf16'} at {tokens}, 0"
         for weights in FORMATS
@@ -53,7 +53,7 @@ def test_products_run_on_tensor_cores_beside_asynchronous_loads(
 ):
     for name, found in shipped.items():
         for kernel in found:
-            if kernel["name"] in ("_route", "_align"):
+            if kernel["name"] in ("_route", "_align", "_sum_pairs"):
                 continue
             hot = kernel["hot"]
             assert count(hot, "HGMMA", "HMMA") >= 4 and count(hot, "LDGSTS") >= 2, name
@@ -69,6 +69,14 @@ def test_a_token_and_a_layer_are_at_most_three_launches(
             assert launches == ["_few_gate_up", "_few_down"]
         elif name.startswith("experts"):
             assert launches == ["_align", "_grouped_gate_up", "_grouped_down"]
+
+
+def test_of_a_rank_that_has_some_experts_they_are_four_at_most(
+    shipped: dict[str, list[dict[str, Any]]],
+):
+    few, many = ([k["name"] for k in shipped[f"some experts at {tokens}"]] for tokens in (8, 32))
+    assert few == ["_few_gate_up", "_few_down"]
+    assert many == ["_align", "_grouped_gate_up", "_grouped_down", "_sum_pairs"]
 
 
 def test_batch_invariant_products_use_one_kind_of_instruction(

@@ -87,6 +87,38 @@ def test_the_shared_expert_is_added_with_its_gate(device: str, tokens: int, gate
     check(experts, tokens, tiles=SMALL, shared=shared, gate=wide[:, 6] if gated else None)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "with_shared"), [(1, True), (7, False), (30, True), (30, False)]
+)
+def test_experts_of_other_ranks_are_left_out_of_the_sum(
+    device: str, tokens: int, with_shared: bool
+):
+    """Some tokens have none of the experts that are here."""
+    experts = few_experts(device, own=(1, 3), top_k=2)
+    shared = torch.randn(tokens, experts.hidden, device=device).to(FP16) if with_shared else None
+    ids, _ = routing("balanced", tokens, experts)
+    assert tokens == 1 or (ids == 2).all(1).any()
+    check(experts, tokens, tiles=SMALL, shared=shared)
+
+
+def test_a_rank_without_any_of_the_chosen_experts_adds_the_shared_one_alone(device: str):
+    experts = few_experts(device, own=(0, 2))
+    for tokens in (2, 12):
+        shared = torch.randn(tokens, experts.hidden, device=device).to(FP16)
+        ids = torch.full((tokens, 3), 2, dtype=torch.int32, device=device)
+        weights = torch.ones(tokens, 3, device=device)
+        y = run_experts(experts, shared, ids, weights, shared, None, SMALL)
+        assert torch.equal(y, shared)
+
+
+@pytest.mark.parametrize("tokens", [3, 20])
+def test_some_of_the_quantized_experts_are_dequantized_on_the_way(device: str, tokens: int):
+    sizes = {"hidden": 256, "inner": 128, "num_experts": 4, "top_k": 2}
+    experts = few_experts(device, **sizes, own=(2, 4), weights="fp8 block")
+    assert experts.is_packed and experts.num_experts == 2
+    check(experts, tokens, tiles=UNEVEN)
+
+
 @pytest.mark.parametrize("tokens", [2, 19])
 def test_float32_is_multiplied_exactly(device: str, tokens: int):
     check(few_experts(device, FP32), tokens)
@@ -198,7 +230,7 @@ def test_candidates_have_steps_that_the_formats_allow(
     monkeypatch.setattr(tiles_of_gpus, "is_hopper", lambda device: hopper)
 
     class Shape:
-        num_experts, top_k, is_batch_invariant, is_float32 = 128, 8, False, False
+        all_experts, top_k, is_batch_invariant, is_float32 = 128, 8, False, False
         device = torch.device("cpu")
 
     Shape.is_packed = is_packed  # type: ignore[attr-defined]

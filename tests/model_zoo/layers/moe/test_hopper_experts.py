@@ -94,6 +94,16 @@ def test_tiles_have_the_rows_of_their_experts_tokens(device: str, kind: str, tok
 
 @on_cpu
 @pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize("tokens", [1, 2, 11])
+def test_experts_of_other_ranks_are_left_out_of_the_sum(device: str, tokens: int):
+    experts = some_experts(device, hidden=96, inner=40, own=(2, 4))
+    shared = torch.randn(tokens, experts.hidden, device=device).to(FP16)
+    for tiles in (SMALL, TWO_WARPGROUPS):
+        check(experts, tokens, tiles, shared=shared)
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
 @pytest.mark.parametrize("weights", [None, "mxfp4"])
 def test_the_widest_tiles(device: str, weights: str | None):
     """One expert has more rows than a tile."""

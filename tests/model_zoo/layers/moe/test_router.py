@@ -111,6 +111,22 @@ def test_the_kernel_chooses_as_the_oracle_does(device: str, name: str):
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("own", [range(0, 3), range(3, 6)])
+def test_experts_that_are_here_have_numbers_from_0_and_all_others_the_next_one(
+    device: str, own: range
+):
+    config = CONFIGS["softmax"]
+    logits, bias = case(config, 5, device)
+    all_ids, all_weights = route(logits, config, bias)
+    expected = [
+        [id - own.start if id in own else len(own) for id in row] for row in all_ids.tolist()
+    ]
+    for choose in (route, route_tokens):
+        ids, weights = choose(logits, config, bias, own)
+        assert ids.tolist() == expected and ids.dtype == torch.int32
+        torch.testing.assert_close(weights, all_weights, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_rows_of_padding_that_are_not_numbers_choose_different_experts(device: str, name: str):
     config = CONFIGS[name]

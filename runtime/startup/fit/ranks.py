@@ -1,0 +1,143 @@
+"""How many devices a model needs, and what more of them would bring."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from model_zoo.config import ModelConfig
+from model_zoo.json_fields import ModelError
+from model_zoo.parallel.sharded_config import sharded_config
+from runtime.config import EngineConfig, ResolvedConfig
+from runtime.memory_plan import MemoryPlan
+
+SUGGESTED = (2, 4, 8)
+MAX_RANKS = 16  # that `auto` takes of devices that need not be present
+# KV that makes a server useful: with less, --tensor-parallel auto takes more devices.
+USEFUL_TOKENS = 32_768
+SEQS = 64  # of which these tokens are, unless --max-num-seqs says otherwise
+
+# The configuration with so many ranks; None if the model cannot be divided so, or does not fit.
+WithRanks = Callable[[int], ResolvedConfig | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RankChoice:
+    """Of --tensor-parallel auto."""
+
+    ranks: int
+    reason: str
+    fits: bool = True  # False: the most that there are, of which none fits
+
+
+def visible_gpus(requested: EngineConfig) -> int:
+    """GPUs that the ranks of one engine may take; 0: it runs on a CPU."""
+    if requested.device == "cpu" or not torch.cuda.is_available():
+        return 0
+    return torch.cuda.device_count()
+
+
+def choose_ranks(
+    requested: EngineConfig, whole: ModelConfig, most: int, with_ranks: WithRanks
+) -> RankChoice:
+    """The fewest of at most `most` GPUs that hold the weights and a useful KV.
+
+    most: 0 for a CPU.  Where no number of them has a useful KV it is the one with the largest.
+    Raises ModelError for --expert-parallel of a model without experts.
+    """
+    if most == 0:
+        return RankChoice(1, "on a CPU more processes only share its cores")
+    useful = _useful_tokens(requested, whole)
+    held: dict[int, int] = {}  # tokens, by the number of devices that hold the weights
+    sharded_config(whole, 0, 1, expert_parallel=requested.expert_parallel)
+    tried = [ranks for ranks in range(1, most + 1) if _divides(requested, whole, ranks)]
+    for ranks in tried:
+        found = with_ranks(ranks)
+        if found is None:
+            continue
+        held[ranks] = tokens_of(found)
+        if held[ranks] >= useful:
+            before = "" if ranks == 1 else f", {_fewer(tried[tried.index(ranks) - 1], held)}"
+            reason = f"{_devices(ranks)} with KV of {held[ranks]:,} tokens{before}"
+            return RankChoice(ranks, reason)
+    if not held:
+        return RankChoice(tried[-1], f"{_devices(tried[-1])} do not hold it", fits=False)
+    best = max(held, key=held.__getitem__)
+    return RankChoice(
+        best, f"{_devices(best)} with KV of {held[best]:,} tokens, the most there is room for"
+    )
+
+
+def _divides(requested: EngineConfig, whole: ModelConfig, ranks: int) -> bool:
+    try:
+        sharded_config(whole, 0, ranks, expert_parallel=requested.expert_parallel)
+    except ModelError:
+        return False
+    return True
+
+
+def _useful_tokens(requested: EngineConfig, whole: ModelConfig) -> int:
+    if requested.kv_tokens:  # that is what is wanted
+        return 0
+    length = requested.max_model_len or whole.max_position
+    return min(
+        max(USEFUL_TOKENS, requested.max_model_len), length * (requested.max_num_seqs or SEQS)
+    )
+
+
+def _fewer(ranks: int, held: dict[int, int]) -> str:
+    """What the next lower number of devices holds."""
+    if ranks in held:
+        return f"{ranks} would hold {held[ranks]:,}"
+    return f"{ranks} {'does' if ranks == 1 else 'do'} not hold it"
+
+
+def _devices(count: int) -> str:
+    return "one device" if count == 1 else f"{count} devices"
+
+
+def ranks_head(requested: EngineConfig, choice: RankChoice | None = None) -> list[str]:
+    lines: list[str] = []
+    if requested.data_parallel > 1:
+        engines = f"{requested.data_parallel} engines, each with the whole model"
+        lines.append(f"{engines}: what follows is of one")
+    if choice is not None:
+        lines.append(f"--tensor-parallel auto takes {choice.ranks}: {choice.reason}")
+    if requested.tensor_parallel > 1:
+        how = ", whole experts on each" if requested.expert_parallel else ""
+        divided = f"divided among {requested.tensor_parallel} devices{how}"
+        lines.append(f"{divided}: what follows is of each")
+    return lines
+
+
+def two_ranks(resolved: ResolvedConfig, with_ranks: WithRanks) -> list[str]:
+    """What a second device holds besides; resolved: with one."""
+    found = with_ranks(2)
+    if found is None or found.num_pages <= resolved.num_pages:
+        return []
+    return [
+        f"  with --tensor-parallel 2, on two of them: {tokens_of(found):,} tokens, and half of the "
+        "weights to read for a token"
+    ]
+
+
+def more_ranks(ranks: int, plan: MemoryPlan, with_ranks: WithRanks) -> str:
+    """The least number of devices that hold the model, for an error message.
+
+    ranks, plan: with which it does not fit
+    """
+    least = max(ranks + 1, math.ceil(ranks * plan.weights / (plan.free * plan.share or 1)))
+    for more in SUGGESTED:
+        found = with_ranks(more) if more >= least else None
+        if found is not None:
+            return (
+                f"; --tensor-parallel {more}, on {more} of them, holds {tokens_of(found):,} tokens"
+            )
+    return ""
+
+
+def tokens_of(resolved: ResolvedConfig) -> int:
+    return resolved.kv_capacity.tokens(resolved.num_pages, resolved.max_model_len)

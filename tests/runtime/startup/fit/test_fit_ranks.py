@@ -1,0 +1,112 @@
+"""`wavefill plan`: what a model needs several devices for, and what they hold."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from transformers import Qwen3Config
+
+from model_zoo.config import ModelError
+from runtime.config import ConfigError, EngineConfig
+from runtime.engine.auto_ranks import with_chosen_ranks
+from runtime.startup.fit.choose_ranks import choose
+from runtime.startup.fit.target import FitQuery
+from runtime.startup.fit_report import report
+
+GIB = 2**30
+AUTO = 0
+TOKENS = re.compile(r"KV holds ([\d,]+) tokens")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of 1.3 billion parameters, 2.5 GiB in bfloat16."""
+    directory = tmp_path_factory.mktemp("model")
+    Qwen3Config(
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        dtype="bfloat16",
+        eos_token_id=1,
+    ).save_pretrained(directory)
+    return directory
+
+
+def requested(model: Path, ranks: int, **options: int) -> EngineConfig:
+    sizes = {"tensor_parallel": ranks, "max_batched_tokens": 2048, **options}
+    return EngineConfig(model=str(model), **sizes)  # type: ignore[arg-type]
+
+
+def plan(model: Path, gib: int, ranks: int = 1, **options: int) -> str:
+    return report(FitQuery(config=requested(model, ranks, **options), card=gib * GIB))
+
+
+def tokens_of(text: str) -> int:
+    found = TOKENS.search(text)
+    assert found is not None, text
+    return int(found[1].replace(",", ""))
+
+
+def test_what_two_devices_hold_is_what_the_plan_with_two_ranks_says(model: Path):
+    one, two = plan(model, 6), plan(model, 6, 2)
+    assert f"with --tensor-parallel 2, on two of them: {tokens_of(two):,} tokens" in one
+    assert tokens_of(two) > 2 * tokens_of(one)
+    assert "divided among 2 devices: what follows is of each" in two
+    assert "--tensor-parallel" not in two
+
+
+def test_the_error_of_a_model_that_does_not_fit_says_how_many_devices_hold_it(model: Path):
+    with pytest.raises(ConfigError, match=r"; --tensor-parallel 2, on 2 of them, holds") as error:
+        plan(model, 3)
+    held = int(str(error.value).rsplit(" ", 2)[1].replace(",", ""))
+    assert held == tokens_of(plan(model, 3, 2))
+
+
+def test_ranks_that_do_not_divide_the_model_are_refused(model: Path):
+    with pytest.raises(ModelError, match="3 does not divide the 16 attention heads"):
+        plan(model, 6, 3)
+
+
+def test_auto_takes_the_fewest_devices_that_have_a_useful_kv(model: Path):
+    chosen, one, two = plan(model, 6, AUTO), plan(model, 6), plan(model, 6, 2)
+    assert tokens_of(one) < 32_768 <= tokens_of(two)
+    line = (
+        f"--tensor-parallel auto takes 2: 2 devices with KV of {tokens_of(two):,} tokens, "
+        f"1 would hold {tokens_of(one):,}"
+    )
+    assert [each for each in chosen.splitlines() if each != line] == two.splitlines()
+    assert line in chosen
+    assert "auto takes 1: one device with KV of" in plan(model, 12, AUTO)
+
+
+def test_auto_takes_one_device_where_it_holds_the_kv_that_was_asked_for(model: Path):
+    assert "--tensor-parallel auto takes 1:" in plan(model, 6, AUTO, kv_tokens=4096)
+    line = "auto takes 4: 4 devices with KV of 4,096 tokens, 2 do not hold it\n"
+    assert line in plan(model, 3, AUTO, kv_tokens=4096)
+
+
+def test_auto_takes_all_devices_where_none_of_the_numbers_has_a_useful_kv(model: Path):
+    query = FitQuery(config=requested(model, AUTO), card=4 * GIB)
+    found = choose(query, 2)
+    assert found.ranks == 2 and found.reason.endswith("tokens, the most there is room for")
+
+
+def test_auto_is_one_on_a_cpu_and_where_there_is_one_gpu(model: Path):
+    query = FitQuery(config=requested(model, AUTO), card=2 * GIB)
+    assert choose(query, 0).ranks == choose(query, 1).ranks == 1
+    config, reason = with_chosen_ranks(query.config, has_driver=False)
+    assert config.tensor_parallel == 1 and "CPU" in reason
+    assert with_chosen_ranks(requested(model, 2), has_driver=True) == (requested(model, 2), "")
+
+
+def test_the_error_of_auto_says_how_many_gpus_would_hold_the_model(model: Path):
+    query = FitQuery(config=requested(model, AUTO), card=2 * GIB)
+    message = r"--tensor-parallel auto: 2 devices do not hold it: .*; --tensor-parallel 8, on 8 of"
+    with pytest.raises(ConfigError, match=message):
+        choose(query, 3)
