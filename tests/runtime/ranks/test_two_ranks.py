@@ -1,4 +1,7 @@
-"""A model that two processes share, by gloo: its answers are those of one process."""
+"""A model that two processes share: its answers are those of one process.
+
+By gloo on a CPU; where there are two GPUs also by NCCL, in the graphs of whole steps.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +41,21 @@ CASES += [
 ]
 
 
-@pytest.fixture(scope="module")
-def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoRanks]:
-    found = TwoRanks(tmp_path_factory.mktemp("ranks"))
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def two_ranks(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TwoRanks]:
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    found = TwoRanks(tmp_path_factory.mktemp("ranks"), request.param)
     yield found
     found.close()
 
 
-def config_of(directory: Path, **options: object) -> EngineConfig:
+def config_of(directory: Path, two_ranks: TwoRanks, **options: object) -> EngineConfig:
     sizes = {"max_num_seqs": 3, "max_batched_tokens": 16, "kv_tokens": 512, "threads": 1}
     options = {"dtype": "float32", **sizes, **options}
-    return EngineConfig(model=str(directory), device="cpu", **options)  # type: ignore[arg-type]
+    return EngineConfig(model=str(directory), device=two_ranks.device, **options)  # type: ignore[arg-type]
 
 
 def workload() -> list[EngineRequest]:
@@ -118,7 +125,7 @@ def test_two_processes_answer_with_the_tokens_of_one(
     write: object, name: str, two_ranks: TwoRanks, tmp_path: Path
 ):
     write(name, tmp_path)  # type: ignore[operator]
-    assert_same_answers(two_ranks, config_of(tmp_path, snapshot_every=64))
+    assert_same_answers(two_ranks, config_of(tmp_path, two_ranks, snapshot_every=64))
 
 
 EXPERT_PARALLEL = {"gpt-oss": write_checkpoint, "qwen2-moe": write_checkpoint}
@@ -136,7 +143,7 @@ def test_two_processes_with_half_of_the_experts_answer_with_the_tokens_of_one(
     name: str, two_ranks: TwoRanks, tmp_path: Path
 ):
     EXPERT_PARALLEL[name](name, tmp_path)
-    assert_same_answers(two_ranks, config_of(tmp_path), expert_parallel=True)
+    assert_same_answers(two_ranks, config_of(tmp_path, two_ranks), expert_parallel=True)
 
 
 def tokens_by_id(engine: Engine, requests: list[EngineRequest]) -> dict[int, list[int]]:
@@ -164,7 +171,7 @@ def test_two_processes_see_the_images_of_a_prompt(kind: str, two_ranks: TwoRanks
         for id, (tokens, images) in enumerate(prompt_with(*each) for each in parts)
     ]
     sizes = {"max_batched_tokens": 32, "kv_tokens": 4096, "snapshot_every": 64}
-    config = config_of(tmp_path, **sizes)
+    config = config_of(tmp_path, two_ranks, **sizes)
     with engine_of(config) as (engine, _):
         expected = tokens_by_id(engine, requests)
     with two_ranks.engine(config) as engine:
@@ -177,9 +184,33 @@ def test_two_processes_see_the_images_of_a_prompt(kind: str, two_ranks: TwoRanks
         assert tokens_by_id(engine, requests) == expected
 
 
+def test_two_processes_go_on_from_snapshots_of_recurrent_states(
+    two_ranks: TwoRanks, tmp_path: Path
+):
+    write_checkpoint("qwen3.5-text", tmp_path)
+    sizes = {"max_batched_tokens": 48, "kv_tokens": 1024, "snapshot_every": 64}
+    config = config_of(tmp_path, two_ranks, **sizes)
+    prompt = np.random.default_rng(2).integers(3, 90, 150).tolist()
+
+    def turns(engine: Engine) -> list[list[int]]:
+        params = SamplingParams(max_tokens=6, temperature=0.0)
+        said: list[list[int]] = []
+        for tokens in (prompt, prompt, [*prompt[:130], 5, 6, 7]):
+            request = EngineRequest(id=len(said), client=0, tokens=tokens, params=params)
+            said.append(tokens_by_id(engine, [request])[request.id])
+        return said
+
+    with engine_of(config) as (engine, _):
+        expected, cached = turns(engine), engine.stats().cached_tokens
+    assert cached >= 2 * 128
+    with two_ranks.engine(config) as engine:
+        assert turns(engine) == expected
+        assert engine.stats().cached_tokens == cached
+
+
 def test_two_processes_with_few_pages_preempt_as_one_does(two_ranks: TwoRanks, tmp_path: Path):
     write_checkpoint("qwen3", tmp_path)
-    config = config_of(tmp_path, kv_tokens=96, max_model_len=64)
+    config = config_of(tmp_path, two_ranks, kv_tokens=96, max_model_len=64)
     params = SamplingParams(max_tokens=30, temperature=1.0, seed=5)
     requests = [
         EngineRequest(id=id, client=0, tokens=[2 + id] * 14, params=params) for id in range(3)
@@ -194,7 +225,7 @@ def test_two_processes_with_few_pages_preempt_as_one_does(two_ranks: TwoRanks, t
 def test_masks_of_a_grammar_reach_both_processes(two_ranks: TwoRanks, tmp_path: Path):
     """Some are late, so that their rows are held back after the forward pass."""
     write_checkpoint("qwen3", tmp_path)
-    config = config_of(tmp_path)
+    config = config_of(tmp_path, two_ranks)
     requests = [
         EngineRequest(
             id=id,
@@ -216,7 +247,7 @@ def test_masks_of_a_grammar_reach_both_processes(two_ranks: TwoRanks, tmp_path: 
 def test_two_processes_store_keys_and_values_in_8_bits(two_ranks: TwoRanks, tmp_path: Path):
     """Their rounding makes answers depend on the last bits: they are compared with a tolerance."""
     write_checkpoint("qwen3", tmp_path)
-    config = config_of(tmp_path, kv_dtype="fp8_e4m3")
+    config = config_of(tmp_path, two_ranks, kv_dtype="fp8_e4m3")
     with two_ranks.engine(config) as engine:
         found = answers(engine, workload())
     with engine_of(config) as (engine, _):

@@ -1,4 +1,4 @@
-"""Engines on a CPU whose model is divided between this process and another one."""
+"""Engines whose model is divided between this process and another one, on a CPU or two GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import msgspec
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from runtime.config import EngineConfig
+from runtime.config import DeviceName, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.executor.protocols import DeviceExecutor
 from runtime.ipc.broadcast import BroadcastSender, Ends
@@ -29,17 +29,18 @@ MAX_STEPS = 2000
 class TwoRanks:
     """This process is rank 0."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, device: DeviceName = "cpu") -> None:
+        self.device: DeviceName = device
         ends, store = Ends.create(1), str(folder / "store")
         self.sender = BroadcastSender(ends, stall_seconds=30)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.parallel.gloo_rank", store]
+            [sys.executable, "-m", "tests.support.parallel.gloo_rank", store, device]
             + [str(end) for end in ends.of_reader(0)],
             stdin=subprocess.PIPE,
             pass_fds=ends.of_reader(0),
             cwd=ROOT,
         )
-        self.ranks = Ranks.join(0, 2, store, device="cpu", deterministic=False)
+        self.ranks = Ranks.join(0, 2, store, device=device, deterministic=False)
 
     @contextmanager
     def engine(self, config: EngineConfig, grammars: FitRules | None = None) -> Iterator[Engine]:

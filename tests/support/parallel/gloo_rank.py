@@ -1,6 +1,6 @@
-"""Rank 1 of models on a CPU, in a process of its own that loads one after the other.
+"""Rank 1 of models, in a process of its own that loads one after the other.
 
-    python -m tests.support.parallel.gloo_rank STORE MEMORY PIPE
+    python -m tests.support.parallel.gloo_rank STORE DEVICE MEMORY PIPE
 
 It reads a line of JSON, an EngineConfig, for each model, and follows the steps of rank 0 until an
 empty message.
@@ -20,8 +20,8 @@ from runtime.startup.loading import load
 
 
 def main() -> None:
-    store, memory, pipe = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-    ranks = Ranks.join(1, 2, store, device="cpu", deterministic=False)
+    store, device, memory, pipe = *sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
+    ranks = Ranks.join(1, 2, store, device=device, deterministic=False)
     receiver = BroadcastReceiver(memory, pipe, reader=0, readers=1)
     for line in sys.stdin:
         config = msgspec.json.decode(line, type=EngineConfig)
