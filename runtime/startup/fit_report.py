@@ -39,6 +39,7 @@ from runtime.startup.fit.target import (
     FitQuery,
     TargetDevice,
     cpu_processes,
+    least_ranks,
     memory_plan,
     model_facts,
     packs_for,
@@ -103,7 +104,8 @@ def _with_chosen_ranks(query: FitQuery, whole: ModelConfig) -> tuple[FitQuery, R
         return query, None
     gpus = visible_gpus(query.config)
     most = MAX_RANKS if query.card else min(gpus, max(1, gpus // query.config.data_parallel))
-    choice = choose_ranks(query.config, whole, most, partial(with_ranks, query, whole))
+    of, least = partial(with_ranks, query, whole), partial(least_ranks, query, whole)
+    choice = choose_ranks(query.config, whole, most, of, least)
     return replace(query, config=replace(query.config, tensor_parallel=choice.ranks)), choice
 
 

@@ -21,6 +21,7 @@ from runtime.config import ConfigError, EngineConfig
 from runtime.startup.fit.ranks import RankChoice, choose_ranks, more_ranks, visible_gpus
 from runtime.startup.fit.target import (
     FitQuery,
+    least_ranks,
     memory_plan,
     rank_config,
     resolve_config,
@@ -36,7 +37,7 @@ def choose(query: FitQuery, most: int) -> RankChoice:
     if most == 1:
         return RankChoice(1, "the only GPU that is visible")
     of = partial(with_ranks, query, whole)
-    found = choose_ranks(requested, whole, most, of)
+    found = choose_ranks(requested, whole, most, of, partial(least_ranks, query, whole))
     if found.fits:
         return found
     largest = replace(requested, tensor_parallel=found.ranks)

@@ -41,11 +41,16 @@ def visible_gpus(requested: EngineConfig) -> int:
 
 
 def choose_ranks(
-    requested: EngineConfig, whole: ModelConfig, most: int, with_ranks: WithRanks
+    requested: EngineConfig,
+    whole: ModelConfig,
+    most: int,
+    with_ranks: WithRanks,
+    least: Callable[[], int] = lambda: 1,
 ) -> RankChoice:
     """The fewest of at most `most` GPUs that hold the weights and a useful KV.
 
-    most: 0 for a CPU.  Where no number of them has a useful KV it is the one with the largest.
+    most: 0 for a CPU.  least: a number that is not too large; a large model takes seconds to try.
+    Where no number of them has a useful KV it is the one with the largest.
     Raises ModelError for --expert-parallel of a model without experts.
     """
     if most == 0:
@@ -54,8 +59,9 @@ def choose_ranks(
     held: dict[int, int] = {}  # tokens, by the number of devices that hold the weights
     sharded_config(whole, 0, 1, expert_parallel=requested.expert_parallel)
     tried = [ranks for ranks in range(1, most + 1) if _divides(requested, whole, ranks)]
+    fewest = least()
     for ranks in tried:
-        found = with_ranks(ranks)
+        found = with_ranks(ranks) if ranks >= fewest else None
         if found is None:
             continue
         held[ranks] = tokens_of(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -167,6 +168,14 @@ def rank_config(requested: EngineConfig, whole: ModelConfig) -> ModelConfig:
     return sharded_config(
         whole, 0, requested.tensor_parallel, expert_parallel=requested.expert_parallel
     )
+
+
+def least_ranks(query: FitQuery, whole: ModelConfig) -> int:
+    """No fewer devices hold the weights: among N each has at least an N-th of them."""
+    requested = replace(query.config, tensor_parallel=1)
+    target = target_device(replace(query, config=requested), whole)
+    weights = weight_bytes(whole, DTYPES[target.dtype], target.scheme_of)
+    return math.ceil(weights / max(1.0, target.free * requested.gpu_memory))
 
 
 def with_ranks(query: FitQuery, whole: ModelConfig, ranks: int) -> ResolvedConfig | None:
