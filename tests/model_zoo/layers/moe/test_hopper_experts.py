@@ -104,6 +104,21 @@ def test_experts_of_other_ranks_are_left_out_of_the_sum(device: str, tokens: int
 
 @on_cpu
 @pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_a_rank_without_any_of_the_chosen_experts_adds_the_shared_one_alone(
+    device: str, tokens: int
+):
+    """There is no tile at all."""
+    experts = some_experts(device, own=(0, 2))
+    shared = torch.randn(tokens, experts.hidden, device=device).to(FP16)
+    ids = torch.full((tokens, 2), 2, dtype=torch.int32, device=device)
+    weights = torch.ones(tokens, 2, device=device)
+    y = run_experts(experts, shared, ids, weights, shared, None, SMALL)
+    assert torch.equal(y, shared)
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
 @pytest.mark.parametrize("weights", [None, "mxfp4"])
 def test_the_widest_tiles(device: str, weights: str | None):
     """One expert has more rows than a tile."""
@@ -246,3 +261,19 @@ def test_a_graph_of_layers_replays_other_routings(weights: str | None):
             exact = exactly(experts, x, others.flip(0), weights_of)
             assert all(torch.equal(y, ys[0]) for y in ys)
             assert (ys[0].double().cpu() - exact).norm() <= 0.01 * exact.norm()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("weights", [None, "fp8 block"])
+def test_a_gpu_leaves_out_the_experts_of_other_ranks(weights: str | None):
+    """Of some tokens all are elsewhere, and then of every token."""
+    sizes = {"num_experts": 16, "top_k": 4, "own": (8, 12)}
+    experts = some_experts("cuda", BF16, weights=weights, **sizes)
+    for tokens in (1, 6, 64):
+        shared = torch.randn(tokens, experts.hidden, device="cuda").to(BF16)
+        elsewhere = torch.full((tokens, 4), 4, dtype=torch.int32, device="cuda")
+        ones = torch.ones(tokens, 4, device="cuda")
+        for tiles in hopper_candidates(3, tokens, 4, 16, experts.gate_up, experts.down):
+            check(experts, tokens, tiles, shared=shared)
+            y = run_experts(experts, shared, elsewhere, ones, shared, None, tiles)
+            assert torch.equal(y, shared)
