@@ -10,6 +10,7 @@ import re
 import stat
 from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from server.cli.download_progress import DownloadProgress, Report, progress_bars
 from server.cli.main import UsageError
@@ -116,6 +117,8 @@ def download(
         snapshot_download,  # pyright: ignore[reportUnknownVariableType]
     )
 
+    if not constants.HF_HUB_OFFLINE:
+        _check_hub_address(name, constants.ENDPOINT)
     missing = partial(_missing_bytes, name, revision, patterns)
     # The root logger logs its messages already.
     logging.getLogger("huggingface_hub").handlers.clear()
@@ -153,6 +156,17 @@ def download(
         ) from None
     mark_used(Path(folder))
     return Path(folder)
+
+
+def _check_hub_address(name: str, address: str) -> None:
+    """Raises ModelNotFound where the library would fail later, with a text that names neither."""
+    parts = urlsplit(address)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ModelNotFound(
+            f"{name} cannot be looked for: the environment sets HF_ENDPOINT to {address[:100]!r}, "
+            "which is no address of a Hub: unset it, or set it to one such as "
+            "https://huggingface.co"
+        )
 
 
 def _missing_bytes(name: str, revision: str | None, patterns: tuple[str, ...]) -> int:

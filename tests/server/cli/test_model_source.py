@@ -157,6 +157,28 @@ def test_a_refusal_of_the_hub_says_what_to_do(
     assert "Traceback" not in errors
 
 
+@pytest.mark.parametrize("address", ["", "hub.example", "ftp://hub.example", "https://"])
+def test_an_address_that_is_none_of_a_hub_is_named_with_its_variable(
+    monkeypatch: pytest.MonkeyPatch, address: str
+):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    with pytest.raises(ModelNotFound, match=r"^org/model cannot be .* HF_ENDPOINT to ") as refused:
+        resolve_model("org/model")
+    assert repr(address) in str(refused.value) and "unset it" in str(refused.value)
+
+
+def test_an_empty_address_of_the_hub_ends_with_a_sentence(hub: FakeHub, tmp_path: Path):
+    code, _, errors = pull(hub, tmp_path, "org/model", HF_ENDPOINT="")
+    assert code == 2 and "Traceback" not in errors
+    assert "the environment sets HF_ENDPOINT to ''" in errors
+    _, folder, _ = pull(hub, tmp_path, "org/model")
+    offline = {"HF_ENDPOINT": "", "HF_HUB_OFFLINE": "1"}
+    assert pull(hub, tmp_path, "org/model", **offline)[:2] == (0, folder), "it asks no Hub"
+
+
 def test_offline_without_the_model_says_what_to_do(hub: FakeHub, tmp_path: Path):
     code, _, errors = pull(hub, tmp_path, "org/model", HF_HUB_OFFLINE="1")
     assert code == 2
