@@ -5,6 +5,7 @@ A server is several processes: the label `process` says which, and those of one 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,11 @@ KINDS = {
     "server.process.api_process": "api",
     "server.cli.hub_download": "download",
     "runtime.engine.process": "engine",
+    "runtime.engine.rank_process": "rank",
+    "runtime.precompile.worker": "compiler",
+    "runtime.grammar.worker": "grammar",
+    "server.constrained.grammar_worker": "grammar",
+    "server.images.decode_worker": "image",
 }
 LAUNCHER = "launcher"
 HELP = {
@@ -86,15 +92,26 @@ def _usages(server_pid: int) -> Iterator[Usage | None]:
         yield _usage(os.getpid(), "api")
         return
     yield _usage(server_pid, LAUNCHER)
-    try:
-        children = (PROC / f"{server_pid}/task/{server_pid}/children").read_text().split()
-    except OSError:
+    children = _children(server_pid)
+    if children is None:
         yield _usage(os.getpid(), "api")
         return
-    for child in map(int, children):
+    while children:
+        child = children.pop()
         kind = _kind(child)
         if kind is not None:
             yield _usage(child, kind)
+            children += _children(child) or ()
+
+
+def _children(pid: int) -> list[int] | None:
+    """Of all its threads; None if that is not known."""
+    found, known = list[int](), False
+    for file in (PROC / str(pid)).glob("task/*/children"):
+        with contextlib.suppress(OSError):  # the thread has ended meanwhile
+            found += map(int, file.read_text().split())
+            known = True
+    return found if known else None
 
 
 def _kind(pid: int) -> str | None:

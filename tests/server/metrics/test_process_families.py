@@ -1,0 +1,70 @@
+"""The processes of a server in /metrics: also those that its processes have started."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from server.metrics.process_families import process_families
+
+# Starts the first of $BELOW, which starts the next one, and ends with its stdin.
+CODE = """
+import os, subprocess, sys
+below = os.environ["BELOW"].split()
+if below:
+    environment = {**os.environ, "BELOW": " ".join(below[1:])}
+    subprocess.Popen([sys.executable, __file__, below[0]], env=environment)
+else:
+    print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def chain(folder: Path, *modules: str) -> Iterator[psutil.Process]:
+    """A process, its child with the first of these words as argument, the child of that, ..."""
+    script = folder / "script.py"
+    script.write_text(CODE)
+    with subprocess.Popen(
+        [sys.executable, script],
+        env={**os.environ, "BELOW": " ".join(modules)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            process.stdout.readline()  # the last one runs
+            yield psutil.Process(process.pid)
+        finally:
+            process.stdin.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="there is no /proc")
+@pytest.mark.parametrize(
+    ("modules", "kinds"),
+    [
+        (("runtime.engine.process", "runtime.engine.rank_process"), ["engine", "rank"]),
+        (("server.process.api_process", "server.images.decode_worker"), ["api", "image"]),
+        (("runtime.engine.process", "of.somebody.else"), ["engine"]),
+    ],
+)
+def test_processes_that_a_servers_processes_started_are_counted(
+    tmp_path: Path, modules: tuple[str, ...], kinds: list[str]
+):
+    with chain(tmp_path, *modules) as launcher:
+        families = {f.name: f for f in process_families({}, launcher.pid)}
+        found = {
+            sample.labels["process"]: sample.value
+            for sample in families["process_resident_memory_bytes"].samples
+        }
+        assert sorted(found) == sorted(["launcher", *kinds])
+        below = launcher.children(recursive=True)[: len(kinds)]
+        resident = sum(each.memory_info().rss for each in (launcher, *below))
+        assert sum(found.values()) == pytest.approx(resident, rel=0.2)
