@@ -4,7 +4,8 @@
     serve run ray_serve:app model=Qwen/Qwen3-8B num_gpus=1 max_replicas=4
 
 Each replica is an actor that starts `wavefill serve` on a loopback port and passes requests on to
-it.  With num_gpus=N it has N GPUs of one node, and an engine on each (`--data-parallel N`).
+it.  With num_gpus=N it has N GPUs of one node, and an engine on each (`--data-parallel N`), or on
+every tensor_parallel of them, among which the model is divided (`--tensor-parallel`).
 
 Requests with the same beginning go to the replica that has it in its prefix cache, unless it has
 much more to do than another.  The ingress, on the head node, sends a request to another replica
@@ -18,6 +19,7 @@ import ctypes
 import hashlib
 import logging
 import random
+import re
 import shlex
 import signal
 import socket
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from ray import serve
 from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.config import AutoscalingConfig, RequestRouterConfig
@@ -48,6 +50,7 @@ RETRY_SECONDS = 60.0  # in which a request whose replica was lost is sent again
 LOST_STATUS = 503  # a server that drains or is still loading: another one may answer
 OF_RAY = {"x-request-id", "date", "server"}  # which Ray's proxy adds to every answer
 PER_CONNECTION = {"host", "connection", "content-length", "transfer-encoding", "keep-alive", "te"}
+PARALLEL = re.compile(r"(?:--(?:tensor|data)-parallel(?:-size)?|-[td]p)(?:=|$)")
 SIGKILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 logger = logging.getLogger("ray.serve")
@@ -62,6 +65,9 @@ class Options(BaseModel):
     options: str = Field("", description="further options of `wavefill serve`")
     num_gpus: float = Field(
         0, ge=0, le=64, description="of a replica, on one node; a whole number above 1"
+    )
+    tensor_parallel: int = Field(
+        1, ge=1, le=16, description="GPUs that share a model; num_gpus are a multiple of them"
     )
     num_cpus: float = Field(1, ge=0, description="of a replica")
     min_replicas: int = Field(1, ge=1)
@@ -83,6 +89,33 @@ class Options(BaseModel):
         if value > 1 and value != int(value):
             raise ValueError("GPUs of a replica beyond one are whole: choose 2, 3, ...")
         return value
+
+    @field_validator("options")
+    @classmethod
+    def _not_what_ray_has_to_know(cls, value: str) -> str:
+        for word in shlex.split(value):
+            if PARALLEL.match(word):
+                raise ValueError(
+                    f"{word}: set num_gpus and tensor_parallel instead, by which Ray finds a node"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _all_gpus_have_an_engine(self) -> Options:
+        if self.tensor_parallel > 1 and self.num_gpus % self.tensor_parallel:
+            raise ValueError(
+                f"num_gpus={self.num_gpus:g} is no multiple of "
+                f"tensor_parallel={self.tensor_parallel}, the GPUs of each engine"
+            )
+        return self
+
+    def arguments(self) -> list[str]:
+        """Of `wavefill serve`, after the model."""
+        words = ["--drain-seconds", str(self.drain_seconds), *shlex.split(self.options)]
+        if self.tensor_parallel > 1:
+            words += ["--tensor-parallel", str(self.tensor_parallel)]
+        engines = int(self.num_gpus) // self.tensor_parallel
+        return [*words, "--data-parallel", str(engines)] if engines > 1 else words
 
 
 class Forwarded(NamedTuple):
@@ -325,7 +358,4 @@ def app(options: Options) -> serve.Application:
             downscale_delay_s=options.downscale_delay_s,
         ),
     )
-    words = ["--drain-seconds", str(options.drain_seconds), *shlex.split(options.options)]
-    if options.num_gpus > 1 and not any("-parallel" in word for word in words):
-        words += ["--data-parallel", str(int(options.num_gpus))]
-    return Ingress.bind(replicas.bind(options.model, words, options.start_seconds))
+    return Ingress.bind(replicas.bind(options.model, options.arguments(), options.start_seconds))

@@ -1,14 +1,17 @@
 """A Ray cluster of several nodes in this machine with deploy/ray_serve.py on it, by commands.
 
-    python -m benchmarks.server.ray_cluster PORT
+    python -m benchmarks.server.ray_cluster PORT [OPTIONS]
+
+OPTIONS is JSON: `node_gpus`, the GPUs that each node claims to have ([0, 0]), and what class
+`Options` of deploy/ray_serve.py has.
 
 A line on stdin is a command, and its answer a line of JSON on stdout:
 
     servers     for each node but the head: the port of the server on it
     kill PORT   SIGKILL to all processes of the node that has the server on PORT
     drain PORT  Ray's drain of that node, once there is another one; the node is removed when empty
-    add         another node
-    ready       wait until as many servers are ready as there are nodes
+    add [GPUS]  another node
+    ready       wait until as many servers are ready as there are nodes with GPUs enough
     scale N M   let Ray run N to M servers, by the requests that are open
 
 A file of its own, run as a process, so that what uses it needs no Ray.
@@ -28,6 +31,7 @@ from typing import Any
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["WAVEFILL_THREADS"] = "1"
 os.environ["RAY_SERVE_LOG_TO_STDERR"] = "0"
+os.environ |= {"RAY_worker_niceness": "0"}  # 15 otherwise: a server would stand behind all else
 
 import psutil
 import ray
@@ -38,16 +42,20 @@ from benchmarks.server.replica_fleets import get
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 sys.path.insert(0, str(DEPLOY))
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 
 
 class Nodes:
     """The nodes of the cluster that run servers."""
 
-    def __init__(self, port: int, count: int, **options: Any) -> None:
+    def __init__(self, port: int, node_gpus: list[int], **options: Any) -> None:
+        """node_gpus: how many each node claims to have; `options` are those of ray_serve.py"""
         head = {"num_cpus": 0, "include_dashboard": False}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = [self.cluster.add_node(num_cpus=1) for _ in range(count)]
+        self.nodes: list[Any] = []
+        self.gpus: dict[str, int] = {}  # by the node's id
+        for num_gpus in node_gpus:
+            self.add(num_gpus)
         ray.init(
             address=self.cluster.address,
             log_to_driver=False,
@@ -55,7 +63,12 @@ class Nodes:
         )
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         self.options = options
-        self.scale(count, count)
+        self.scale(self.room(), self.room())
+
+    def room(self) -> int:
+        """The nodes with as many GPUs as a server has."""
+        wanted = self.options.get("num_gpus", 0)
+        return sum(self.gpus[node.node_id] >= wanted for node in self.nodes)
 
     def scale(self, least: int, most: int) -> None:
         """Two requests a server are as many as it should have; Ray acts within seconds."""
@@ -101,24 +114,26 @@ class Nodes:
 
     def drain(self, port: int) -> None:
         node = self.node_of(port)
-        self.nodes.append(self.cluster.add_node(num_cpus=1))
+        self.add(self.gpus[node.node_id])
         command = [Path(sys.executable).parent / "ray", "drain-node", "--node-id", node.node_id]
-        command += ["--address", self.cluster.address, "--deadline-remaining-seconds", "120"]
+        command += ["--address", self.cluster.address, "--deadline-remaining-seconds", "240"]
         command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "maintenance"]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(lambda: self.port_of(node) is None)
         self.nodes.remove(node)
         self.cluster.remove_node(node)
 
-    def add(self) -> None:
-        self.nodes.append(self.cluster.add_node(num_cpus=1))
+    def add(self, num_gpus: int = 0) -> None:
+        node = self.cluster.add_node(num_cpus=1, num_gpus=num_gpus)
+        self.nodes.append(node)
+        self.gpus[node.node_id] = num_gpus
 
     def all_ready(self) -> bool:
         ports = self.servers()
-        ready = len(ports) == len(self.nodes) and all(get(p, "/readyz")[0] == 200 for p in ports)
+        ready = len(ports) == self.room() and all(get(p, "/readyz")[0] == 200 for p in ports)
         replicas = serve.status().applications["default"].deployments["Replica"].replica_states
         return ready and {str(state): n for state, n in replicas.items()} == {
-            "RUNNING": len(self.nodes)
+            "RUNNING": self.room()
         }
 
 
@@ -133,7 +148,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what Ray prints is no answer
     options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    nodes = Nodes(int(sys.argv[1]), 2, **options)
+    nodes = Nodes(int(sys.argv[1]), **{"node_gpus": [0, 0], **options})
     wait_until(nodes.all_ready)
 
     def answer(value: object) -> None:
@@ -148,6 +163,8 @@ def main() -> None:
                 nodes.drain(int(port))
             case ["add"]:
                 nodes.add()
+            case ["add", gpus]:
+                nodes.add(int(gpus))
             case ["scale", least, most]:
                 nodes.scale(int(least), int(most))
             case ["ready"]:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,6 +86,11 @@ def ray_cluster(folder: Path, **options: object) -> Iterator[RayFleet]:
         yield fleet
     finally:
         assert process.stdin is not None and process.stdout is not None
-        process.stdin.close()
-        process.wait(60)
-        process.stdout.close()
+        with suppress(BrokenPipeError):  # it has ended: what it said last was the error
+            process.stdin.close()
+        try:
+            process.wait(60)
+        finally:
+            process.kill()
+            process.wait()
+            process.stdout.close()
