@@ -20,8 +20,10 @@ import yaml
 from runtime.messages import Ready, Stats
 from server.apis.ops import routes as operation
 from server.cli.commands import serve
+from server.cli.flags import ALIASES
 from server.config import ServerConfig
 from server.metrics.metrics import Metrics
+from tests.support.operator_kinds import KINDS
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -81,7 +83,7 @@ def test_a_manifest_is_of_the_chart_and_the_values_as_they_are_now(name: str) ->
     assert (
         f"# {render_module().digest(KUBERNETES / 'values' / f'{name}.yaml')}\n" in MANIFESTS[name]
     )
-    assert GIVEN.keys() == MANIFESTS.keys() == {"cpu", "gpu", "autoscaling"}
+    assert GIVEN.keys() == MANIFESTS.keys() == {"cpu", "gpu", "two-gpus", "autoscaling"}
 
 
 @pytest.mark.parametrize("name", ["defaults", *NAMES])
@@ -93,7 +95,10 @@ def test_values_follow_the_schema(name: str) -> None:
     "wrong",
     [
         {"replica": 2},
-        {"gpus": 2},
+        {"gpus": -1},
+        {"tensorParallel": 0},
+        {"args": ["-tp", "2"]},
+        {"args": ["--data-parallel-size=2"]},
         {"drain": {"delay": 1}},
         {"args": ["--port"]},
         {"image": {"digest": "sha256:1"}},
@@ -187,7 +192,23 @@ def test_what_the_image_writes_is_mounted(name: str) -> None:
 def test_images_are_targets_of_the_dockerfile_that_fit_the_devices(name: str) -> None:
     gpus = container(name)["resources"]["limits"].get("nvidia.com/gpu", 0)
     assert container(name)["image"] == ("wavefill:cuda" if gpus else "wavefill:cpu")
-    assert gpus == (0 if name == "cpu" else 1)
+    assert gpus == {"cpu": 0, "two-gpus": 2}.get(name, 1)
+
+
+def test_a_server_has_an_engine_or_a_rank_for_each_gpu() -> None:
+    for name in NAMES:
+        parser = argparse.ArgumentParser(exit_on_error=False)
+        serve.add_arguments(parser)
+        args = parser.parse_args(container(name)["args"][1:])
+        used = int(args.tensor_parallel or 1) * int(args.data_parallel or 1)
+        asked = container(name)["resources"]["limits"].get("nvidia.com/gpu", 0)
+        assert used == max(1, asked), name
+    ranks = SCHEMA["properties"]["tensorParallel"]
+    assert (ranks["minimum"], ranks["maximum"]) == (1, serve.MAX_RANKS)
+    options = re.compile(SCHEMA["properties"]["args"]["items"]["not"]["pattern"])
+    for name in ("data_parallel", "tensor_parallel"):
+        for flag in (f"--{name.replace('_', '-')}", *ALIASES[name]):
+            assert options.match(flag), "the chart sets it"
 
 
 def exported() -> str:
@@ -219,6 +240,16 @@ def test_replicas_follow_metrics_that_the_server_has() -> None:
     assert objects("autoscaling")["PersistentVolumeClaim"]["spec"]["accessModes"] == [
         "ReadWriteMany"
     ]
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_objects_of_operators_have_only_fields_of_their_kind(kind: str) -> None:
+    document = objects("autoscaling")[kind]
+    jsonschema.validate(document, KINDS[kind])
+    misspelt = json.loads(json.dumps(document).replace('"metricType"', '"metrictype"'))
+    misspelt = json.loads(json.dumps(misspelt).replace('"interval"', '"period"'))
+    with pytest.raises(jsonschema.ValidationError, match=r"metrictype|period"):
+        jsonschema.validate(misspelt, KINDS[kind])
 
 
 class Unit(configparser.ConfigParser):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -10,13 +11,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
+
+from tests.support.operator_kinds import KINDS
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 VALUES = sorted(KUBERNETES.glob("values/*.yaml"))
-CUSTOM = {"ScaledObject", "ServiceMonitor"}  # whose schemas come with their operators
+CUSTOM = KINDS.keys()  # whose schemas come with their operators
 OLDEST = "1.27"  # of Chart.yaml
 
 
@@ -55,6 +59,57 @@ def test_the_objects_follow_the_schemas_of_kubernetes(values: Path, version: str
     assert len(own) == 4
     for document in own:
         assert problems(document, version) == "", document["kind"]
+
+
+def definition(kind: str) -> dict[str, Any]:
+    """The schema of a kind that an operator defines, from the folder CRDS; skips without one."""
+    name = os.environ.get("CRDS")
+    if not name:
+        pytest.skip("CRDS names no folder with the CRDs of KEDA and the Prometheus operator")
+    for file in sorted(Path(name).glob("*.yaml")):
+        for document in filter(None, yaml.safe_load_all(file.read_text())):
+            for found in document.get("items", [document]):  # kubectl prints several as a list
+                if found["kind"] != "CustomResourceDefinition":
+                    continue
+                if found["spec"]["names"]["kind"] == kind:
+                    schema = closed(found["spec"]["versions"][0]["schema"]["openAPIV3Schema"])
+                    schema["properties"]["metadata"] = {"type": "object"}
+                    return schema
+    raise AssertionError(f"no file of {name} defines {kind}")
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuses what a schema does not list, which the API server would drop without a word."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    schema = dict(schema)
+    if "properties" in schema:
+        schema["properties"] = {name: closed(each) for name, each in schema["properties"].items()}
+        if not schema.get("x-kubernetes-preserve-unknown-fields"):
+            schema.setdefault("additionalProperties", False)
+    for inner in ("items", "additionalProperties"):
+        if isinstance(schema.get(inner), dict):
+            schema[inner] = closed(schema[inner])
+    return schema
+
+
+def wrong_in(document: dict[str, Any], schema: dict[str, Any]) -> list[str]:
+    found = jsonschema.Draft202012Validator(schema).iter_errors(document)
+    return [error.message for error in found]
+
+
+@pytest.mark.parametrize("source", ["in short", "of CRDS"])
+@pytest.mark.parametrize("kind", sorted(CUSTOM))
+def test_the_objects_of_operators_follow_the_definitions_of_their_kinds(
+    render: ModuleType, kind: str, source: str
+) -> None:
+    schema = KINDS[kind] if source == "in short" else definition(kind)
+    plain = list(yaml.safe_load_all((KUBERNETES / "autoscaling.yaml").read_text()))
+    for documents in (plain, render.documents(EVERYTHING)):
+        (document,) = [each for each in documents if each["kind"] == kind]
+        assert wrong_in(document, schema) == []
+    document["spec"]["minReplicas"] = 1
+    assert any("minReplicas" in each for each in wrong_in(document, schema)), "it sees a mistake"
 
 
 def test_the_schemas_see_a_misspelt_key() -> None:
@@ -114,6 +169,9 @@ def test_every_value_arrives_in_an_object(render: ModuleType) -> None:
         ({"autoscaling": {"minReplicas": 9}}, "minReplicas 9 is more than"),
         ({"replica": 2}, "replica"),
         ({"args": ["--port", "1"]}, "args"),
+        ({"args": ["--tensor-parallel=2"]}, "args"),
+        ({"gpus": 3, "tensorParallel": 2}, "gpus 3 is no multiple of tensorParallel 2"),
+        ({"tensorParallel": 2}, "gpus 1 is no multiple of tensorParallel 2"),
     ],
     ids=str,
 )
@@ -123,6 +181,34 @@ def test_values_that_cannot_work_are_refused_with_their_name(
     with pytest.raises(ValueError) as refused:
         render.template(wrong)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, []),
+        ({"gpus": 0}, []),
+        ({"gpus": 2, "tensorParallel": 2}, ["--tensor-parallel", "2"]),
+        ({"gpus": 4}, ["--data-parallel", "4"]),
+        (
+            {"gpus": 4, "tensorParallel": 2},
+            ["--tensor-parallel", "2", "--data-parallel", "2"],
+        ),
+        ({"gpus": 0, "tensorParallel": 2}, ["--tensor-parallel", "2"]),
+    ],
+    ids=str,
+)
+def test_a_server_uses_all_gpus_that_its_pod_asks_for(
+    render: ModuleType, given: dict[str, int], words: list[str]
+) -> None:
+    documents = {each["kind"]: each for each in render.documents({**given, "args": ["--last"]})}
+    pod = documents["Deployment"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert container["args"][6:] == [*words, "--last"]
+    gpus = given.get("gpus", 1)
+    assert container["resources"]["limits"].get("nvidia.com/gpu", 0) == gpus
+    (shared,) = [volume for volume in pod["volumes"] if volume["name"] == "shm"]
+    assert shared["emptyDir"] == {"medium": "Memory", "sizeLimit": f"{max(1, gpus)}Gi"}
 
 
 def test_helm_finds_nothing_wrong_with_the_chart() -> None:

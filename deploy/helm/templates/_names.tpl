@@ -39,6 +39,22 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) -}}
 {{- fail (printf "autoscaling.minReplicas %d is more than autoscaling.maxReplicas %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) -}}
 {{- end -}}
+{{- if mod (int .Values.gpus) (int .Values.tensorParallel) -}}
+{{- fail (printf "gpus %d is no multiple of tensorParallel %d: each engine has tensorParallel GPUs of its own" (int .Values.gpus) (int .Values.tensorParallel)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Arguments by which the server uses all GPUs of the pod. */ -}}
+{{- define "wavefill.parallel" -}}
+{{- if gt (int .Values.tensorParallel) 1 }}
+- --tensor-parallel
+- {{ .Values.tensorParallel | quote }}
+{{- end }}
+{{- $engines := div (int .Values.gpus) (int .Values.tensorParallel) }}
+{{- if gt $engines 1 }}
+- --data-parallel
+- {{ $engines | quote }}
+{{- end }}
 {{- end -}}
 
 {{- /* The server checks the header Host where --allowed-hosts is set; localhost is always one. */ -}}
