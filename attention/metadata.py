@@ -33,6 +33,8 @@ class AttentionMetadata:
     decode_rows   number of rows at the front with q_len 1
     state_slots   [B] int32: where in the StatePool each row's state is, -1 for rows of padding;
                   None: the model has no layers with states
+    state_snapshots  of rows that are no decode rows, [B] int32 each: a position within the row, and
+                  where the state that the sequence has there is stored as well, -1 for nowhere
     """
 
     cu_seqlens_q: Tensor
@@ -44,6 +46,7 @@ class AttentionMetadata:
     q_lens: tuple[int, ...]  # host copies, for back ends that loop over rows on the host
     kv_lens: tuple[int, ...]
     state_slots: Tensor | None = None
+    state_snapshots: tuple[Tensor, Tensor] | None = None
     plan: object = None  # what Backend.plan made for attend of the same back end
 
     @property

@@ -227,7 +227,9 @@ class Stats(Struct, frozen=True, array_like=True):
     graphs_captured_while_decoding: int = 0  # each would delay those rows: always 0
     step_predictions: int = 0  # steps whose time was predicted, and
     step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
-    group_pages_used: tuple[int, ...] = ()  # of `pages_used`, those of each group of layers
+    # Of `pages_used`, those of each group of layers; and the others that prefixes may hit.
+    group_pages_used: tuple[int, ...] = ()
+    group_pages_cached: tuple[int, ...] = ()
     states_used: int = 0  # recurrent states of running sequences
     snapshots_used: int = 0  # snapshots of recurrent states that prefixes may hit
     images_encoded: int = 0

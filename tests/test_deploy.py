@@ -39,7 +39,8 @@ BY_SCRAPING = {"instance", "job"}
 def exported() -> tuple[set[str], set[str]]:
     """The names of all series that a server exports, and of all their labels."""
     metrics = Metrics("tiny-chat")
-    ready = Ready(1, "m", "cpu", "float32", "mha", 99, 64, 16, 4, 8, 64, 1, 1, 0.5)
+    numbers = 99, 64, 16, 4, 8, 64, 1, 1, 0.5
+    ready = Ready(1, "m", "cpu", "float32", "mha", *numbers, num_states=9)
     metrics.watch(ready=lambda: ready, stats=Stats, state=lambda: "ready")
     metrics.request_finished("stop", 1, 2, arrived=1.0, started=2.0, first_token=3.0, ended=4.0)
     metrics.inter_token(0.1)

@@ -68,6 +68,27 @@ def capacity() -> list[Panel]:
             GOOD_LOW["share"],
         ),
         graph(
+            "KV pages by layers",
+            "Pages in use, and cached ones, which are free to take, by the sliding window of the "
+            "layers that they belong to; 0: layers without one.",
+            "short",
+            [
+                ("window {{window}}, in use", gauge("wavefill_kv_pages_used", "window")),
+                ("window {{window}}, cached", gauge("wavefill_kv_pages_cached", "window")),
+            ],
+            stacked=True,
+        ),
+        graph(
+            "Recurrent states",
+            "Of hybrid models: states that sequences have, of those there are. Without a free "
+            "state requests wait. Other models have none.",
+            "short",
+            [
+                ("in use", f"{gauge('wavefill_states_used')} or vector(0)"),
+                ("there are", f"{gauge('wavefill_states')} or vector(0)"),
+            ],
+        ),
+        graph(
             "Waiting by server",
             "Sequences in the queue: what to scale on.",
             "short",

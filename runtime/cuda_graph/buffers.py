@@ -96,6 +96,11 @@ class HostBlock:
         columns[prepare.SAMPLE_SLOT][:count] = sample_slots
         if len(batch.state_slots):
             columns[prepare.STATE_SLOT][:count] = batch.state_slots
+        if not self._layout.bucket.decode:
+            columns[prepare.SNAPSHOT_STATE].fill(-1)
+            for row, position, state in batch.state_snapshots:
+                columns[prepare.SNAPSHOT_AT][row] = position
+                columns[prepare.SNAPSHOT_STATE][row] = state
         ends, kv_lens = columns[prepare.CU_Q], columns[prepare.KV_LEN][:count]
         ends[0] = 0
         np.add(batch.starts, batch.q_lens, out=kv_lens, casting="same_kind")

@@ -23,8 +23,11 @@ from torch import Tensor
 BLOCK = 1024  # tokens or pages a program handles at once
 
 # Columns of the block.  Slots of all kinds are -1 in rows of padding, lengths are 0.
-SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q, STATE_SLOT = range(9)
-NUM_COLUMNS = 9
+SLOT, START, KV_LEN, PAGES_BEFORE, PAGES_ADDED, PAGES_AT, SAMPLE_SLOT, CU_Q = range(8)
+# Of models with recurrent states.  The last two, of steps that are not of decode rows alone: a
+# position within a row, and where the state that it has there goes.
+STATE_SLOT, SNAPSHOT_AT, SNAPSHOT_STATE = range(8, 11)
+NUM_COLUMNS = 11
 LAST = -1  # in the block's token ids: the slot's last sampled token
 
 

@@ -137,8 +137,9 @@ class GraphStep:
             decode_rows=rows if bucket.row_tokens == 1 else 0,
             q_lens=(bucket.row_tokens if decode else 0,) * rows,
             kv_lens=(0,) * rows,
-            state_slots=self._state_slots(layout),
         )
+        if self.kv.states is not None:
+            meta = self._with_states(meta, layout)
         return ModelInput(
             tokens=self._tokens[:tokens],
             positions=self._positions[:tokens],
@@ -148,11 +149,14 @@ class GraphStep:
             backend=self._backend,
         )
 
-    def _state_slots(self, layout: Layout) -> Tensor | None:
-        """Of each row, in models with recurrent states."""
-        if self.kv.states is None:
-            return None
-        return layout.column(self._block, prepare.STATE_SLOT, layout.bucket.rows)
+    def _with_states(self, meta: AttentionMetadata, layout: Layout) -> AttentionMetadata:
+        """For a model with recurrent states: which one each row has, and where copies go."""
+        columns = prepare.STATE_SLOT, prepare.SNAPSHOT_AT, prepare.SNAPSHOT_STATE
+        slots, positions, states = (
+            layout.column(self._block, column, layout.bucket.rows) for column in columns
+        )
+        snapshots = None if layout.bucket.decode else (positions, states)
+        return replace(meta, state_slots=slots, state_snapshots=snapshots)
 
 
 def _even(count: int, multiple: int) -> int:

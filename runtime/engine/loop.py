@@ -302,6 +302,7 @@ class Engine:
             step_predictions=self.scheduler.times.num_predictions,
             step_prediction_error=self.scheduler.times.prediction_error,
             group_pages_used=tuple(pool.used_by_group),
+            group_pages_cached=tuple(pool.cached_by_group),
             states_used=requests.states.num_used if requests.states.num_states else 0,
             snapshots_used=requests.snapshots.num_used if requests.snapshots.count else 0,
             images_encoded=self._images.encoded,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -35,10 +37,12 @@ def build_input(
     numbers = PackedUpload()
     for column in (batch.tokens, positions, row_of_token, ends[1:] - 1, batch.slots):
         numbers.add(column, torch.int64)
-    for column in (kv_lens, ends, batch.state_slots):
+    for column in (kv_lens, ends, batch.state_slots, *_snapshots(batch)):
         numbers.add(column, torch.int32)
     _, columns = numbers.send(slots.device)
-    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums, states = columns
+    token_ids, token_positions, token_rows, last_tokens, row_slots, lens, sums = columns[:7]
+    states, snapshot_positions, snapshot_states = columns[7:]
+    only_decode = batch.decode_rows == len(q_lens)
     if LAST in batch.tokens:
         last = slots.last_token[row_slots[token_rows]]
         token_ids = torch.where(token_ids == LAST, last, token_ids)
@@ -55,17 +59,28 @@ def build_input(
         decode_rows=batch.decode_rows,
         q_lens=tuple(q_lens.tolist()),
         kv_lens=tuple(kv_lens.tolist()),
-        state_slots=None if kv.states is None else states,
     )
+    if kv.states is not None:
+        snapshots = None if only_decode else (snapshot_positions, snapshot_states)
+        meta = replace(meta, state_slots=states, state_snapshots=snapshots)
     return ModelInput(
         tokens=token_ids,
         positions=token_positions,
         # If all rows decode, every token is the last of its row.
-        ends=None if all_hidden_states or batch.decode_rows == len(q_lens) else last_tokens,
+        ends=None if all_hidden_states or only_decode else last_tokens,
         meta=backend.plan(meta, kv),
         kv=kv,
         backend=backend,
     )
+
+
+def _snapshots(batch: Batch) -> tuple[Int64Array, Int64Array]:
+    """AttentionMetadata.state_snapshots of a model with recurrent states."""
+    rows = len(batch.state_slots)
+    positions, states = np.zeros(rows, dtype=np.int64), np.full(rows, -1, dtype=np.int64)
+    for row, position, state in batch.state_snapshots:
+        positions[row], states[row] = position, state
+    return positions, states
 
 
 def _offsets(lens: Int64Array) -> Int64Array:

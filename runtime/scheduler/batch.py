@@ -76,6 +76,8 @@ class Batch(Struct, frozen=True, eq=False):
     # the step are copied, in this order: pages, states to snapshots, snapshots to states, states to
     # states, each (from, to).
     state_slots: Int64Array = NO_STATES
+    # (row, position, state): what the row's state is at a position within it goes there, too.
+    state_snapshots: tuple[tuple[int, int, int], ...] = ()
     page_copies: tuple[tuple[int, int], ...] = ()
     state_saves: tuple[tuple[int, int], ...] = ()
     state_loads: tuple[tuple[int, int], ...] = ()

@@ -87,6 +87,7 @@ class PagePool:
         self.num_reserved = 0  # free pages that sequences which prefill can count on
         self.num_releases = 0  # a caller that waits for pages retries once it has changed
         self.used_by_group = [0] * num_groups  # pages with a reference
+        self.cached_by_group = [0] * num_groups  # pages without one that find() may find
         self._group_of = [0] * num_pages  # since it was allocated last
         self._references = [0] * num_pages
         # In the order of allocation: empty pages, then the least recently released.
@@ -140,6 +141,7 @@ class PagePool:
                 del self._free[page]
                 self.num_free -= 1
                 self.used_by_group[self._group_of[page]] += 1
+                self.cached_by_group[self._group_of[page]] -= page in self._hash_of
             self._references[page] += 1
 
     def allocate(self, count: int, group: int = 0) -> list[int]:
@@ -173,7 +175,9 @@ class PagePool:
                 self.num_free += 1
                 self.used_by_group[self._group_of[page]] -= 1
                 self._free[page] = None
-                if page not in self._hash_of:
+                if page in self._hash_of:
+                    self.cached_by_group[self._group_of[page]] += 1
+                else:
                     self._free.move_to_end(page, last=False)
 
     def cache_page(self, page: int, page_hash: PageHash, group: int = 0) -> None:
@@ -197,6 +201,7 @@ class PagePool:
     def _forget(self, page: int) -> None:
         group, page_hash = self._hash_of.pop(page)
         del self._page_of[group][page_hash]
+        self.cached_by_group[group] -= self._references[page] == 0
         if group == self._recorded_group:
             self._changes[page_hash] = False
 
@@ -225,6 +230,8 @@ class PagePool:
         assert len(unused) == self.num_free
         used = [self._group_of[page] for page, count in enumerate(self._references) if count]
         assert self.used_by_group == [used.count(group) for group in range(len(self._page_of))]
+        cached = [self._group_of[page] for page in unused & self._hash_of.keys()]
+        assert self.cached_by_group == [cached.count(group) for group in range(len(self._page_of))]
         assert all(self._group_of[page] == group for page, (group, _) in self._hash_of.items())
         inverse = {
             page: (group, page_hash)

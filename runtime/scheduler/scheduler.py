@@ -29,6 +29,7 @@ from runtime.scheduler.images.encoder_schedule import EncoderSchedule, EncoderWo
 from runtime.scheduler.images.features import unread_images
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.step_snapshots import StepSnapshots
 from runtime.scheduler.step_time import StepLoad, StepTimes
 
 # Constant columns of decode rows, of which every step takes a prefix; they are never written to.
@@ -120,6 +121,8 @@ class Scheduler:
         if requests.waiting.count and preemptions == requests.num_preemptions and not stuck:
             waiting = self.admission.candidates(background_preempted)
         if waiting or requests.prefilling:
+            if requests.states.num_states:
+                builder.snapshots = StepSnapshots(requests.snapshots, requests.states)
             self._schedule_prefills(builder, waiting)
         requests.num_steps += builder.num_rows > 0
         requests.num_rows += builder.num_rows
@@ -172,9 +175,9 @@ class Scheduler:
                 continue
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
                 count = min(sequence.num_new_tokens, budget - reserved)
-                snapshot_at = self.requests.snapshots.next_position(sequence)
-                if snapshot_at:
-                    count = min(count, snapshot_at - sequence.num_computed_tokens)
+                snapshots, num_waiting = builder.snapshots, self._num_admissible
+                if snapshots is not None:
+                    count = snapshots.most_tokens(sequence, count, num_waiting)
                 spare = self.requests.pages_soon
                 count = self.requests.kv_pages.extend_for_chunk(sequence, count, spare)
                 if count <= 0:
@@ -185,13 +188,17 @@ class Scheduler:
                     budget -= cost
                     if not count:
                         continue
+                if snapshots is not None:
+                    count = snapshots.add_row(sequence, builder.num_rows, count, num_waiting)
                 budget -= count
                 if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
                     sequence.note_event(now, count)
                 if builder.add_prefill(sequence, count):
                     self.requests.start_decoding(sequence)
-                elif sequence.num_computed_tokens == snapshot_at:
-                    self.requests.snapshots.reserve(sequence)
+
+    @property
+    def _num_admissible(self) -> int:
+        return min(self.requests.waiting.count, self.requests.num_free_slots)
 
     def _reserved(
         self, builder: BatchBuilder, first: Sequence, budget: int
@@ -267,6 +274,7 @@ class BatchBuilder:
 
     def __init__(self, decoding: DecodeRows, page_size: int) -> None:
         self.decoding, self._page_size = decoding, page_size
+        self.snapshots: StepSnapshots | None = None  # of prompts, in models with recurrent states
         self.decode_rows = len(decoding.slots)
         self.prefilling: list[Sequence] = []
         self.slots: list[int] = []
@@ -346,12 +354,13 @@ class BatchBuilder:
         if self.sample:
             sample = np.concatenate((sample, np.array(self.sample, dtype=np.bool_)))
         slots = _joined(decoding.slots, self.slots)
-        state_slots, saves, loads, pages, copies = EMPTY, (), (), (), ()
+        state_slots, within, saves, loads, pages, copies = EMPTY, (), (), (), (), ()
         if requests is not None and requests.states.num_states:
             saves, loads, pages = requests.snapshots.take_copies()
             state_slots, copies = requests.states.schedule(slots)
-            for sequence in self.prefilling:
-                requests.snapshots.save(requests.states.of(sequence), sequence)
+            if self.snapshots is not None:
+                within = tuple(self.snapshots.within)
+                self.snapshots.save()
         work, dropped = self.encoder, ()
         if requests is not None and requests.images.dropped:
             dropped = requests.images.take_dropped()
@@ -366,6 +375,7 @@ class BatchBuilder:
             decode_rows=rows,
             new_rows=self.new_rows,
             state_slots=state_slots,
+            state_snapshots=within,
             page_copies=pages,
             state_saves=saves,
             state_loads=loads,

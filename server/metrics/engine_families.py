@@ -68,7 +68,7 @@ class _Engine:
         yield gauge("wavefill_requests_waiting", "Waiting sequences.", stats.waiting)
         yield gauge("wavefill_kv_cache_usage_ratio", "Fraction of KV cache pages in use.", usage)
         if ready is not None:
-            yield self._pages_used(ready, stats)
+            yield from self._pages_by_window(ready, stats)
             if ready.num_states:
                 text = "Recurrent states of sequences in use."
                 yield gauge("wavefill_states_used", text, stats.states_used)
@@ -98,13 +98,27 @@ class _Engine:
         tokens = (STEP_TOKENS_EDGES, counts.step_tokens_counts, counts.step_tokens_sum)
         yield self._step_histogram("wavefill_iteration_tokens", "Tokens per engine step.", *tokens)
 
-    def _pages_used(self, ready: Ready, stats: Stats) -> Metric:
-        name = "wavefill_kv_pages_used"
-        text = "KV pages in use, by the sliding window of the layers they belong to; 0: none."
-        family, used = Metric(name, text, "gauge"), dict.fromkeys(ready.group_windows, 0)
-        for window, count in zip(ready.group_windows, stats.group_pages_used, strict=False):
-            used[window] += count
-        for window, count in used.items():
+    def _pages_by_window(self, ready: Ready, stats: Stats) -> Iterator[Metric]:
+        layers = "by the sliding window of the layers they belong to; 0: none."
+        used, cached = stats.group_pages_used, stats.group_pages_cached
+        yield self._by_window("used", f"KV pages in use, {layers}", ready, used)
+        text = f"KV pages of no sequence that prefixes may hit, {layers}"
+        yield self._by_window("cached", text, ready, cached)
+        # A page without content belongs to no layers.
+        free = stats.pages_total - stats.pages_used - sum(cached)
+        yield self._family("gauge", "wavefill_kv_pages_free", "KV pages without content.", free)
+        capacity = ready.kv_capacity
+        held = [capacity.decode_pages(each, ready.max_model_len) for each in ready.group_windows]
+        text = f"KV pages that a decoding request of the maximum length holds, {layers}"
+        yield self._by_window("of_longest_request", text, ready, held)
+
+    def _by_window(self, name: str, text: str, ready: Ready, counts: Sequence[int]) -> Metric:
+        """wavefill_kv_pages_`name`; counts: of each group of layers"""
+        name = f"wavefill_kv_pages_{name}"
+        family, sums = Metric(name, text, "gauge"), dict.fromkeys(ready.group_windows, 0)
+        for window, count in zip(ready.group_windows, counts, strict=False):
+            sums[window] += count
+        for window, count in sums.items():
             family.add_sample(name, self._labels | {"window": str(window)}, count)
         return family
 

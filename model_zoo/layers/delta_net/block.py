@@ -8,7 +8,12 @@ from torch import Tensor, nn
 from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net, plan_rows
-from model_zoo.layers.delta_net.inputs import DeltaNetRows, DeltaNetState, DeltaNetWeights
+from model_zoo.layers.delta_net.inputs import (
+    DeltaNetRows,
+    DeltaNetState,
+    DeltaNetWeights,
+    Snapshots,
+)
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.parallel.shard import Part
@@ -132,11 +137,16 @@ def delta_net_rows(inp: ModelInput, *, token_by_token: bool) -> DeltaNetRows:
     """The rows of a step, planned: once for all layers.  token_by_token: as in DeltaNetRows"""
     meta = inp.meta
     assert meta.state_slots is not None
+    snapshots = None
+    if meta.state_snapshots is not None:
+        positions, states = meta.state_snapshots
+        snapshots = Snapshots(positions, states[:, None])
     rows = DeltaNetRows(
         cu_seqlens=meta.cu_seqlens_q,
         cache_seqlens=meta.cache_seqlens,
         slots=meta.state_slots,
         max_tokens=meta.max_seqlen_q,
+        snapshots=snapshots,
         token_by_token=token_by_token,
     )
     return plan_rows(rows, len(inp.tokens))

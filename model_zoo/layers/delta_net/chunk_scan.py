@@ -3,9 +3,9 @@
 #             head, for one row after the other of those that are prompts
 #   reads     what chunk_local wrote; the state in the row's slot, unless the sequence begins here;
 #             of qkv the row's last tokens
-#   writes    out [T, Hv * Dv], o before the gated norm; the state, in place, and copies of it where
-#             chunks end at a position of `snapshots`; the last inputs of the convolution to the
-#             slots: chunk_local, which reads the slots' old ones, has ended
+#   writes    out [T, Hv * Dv], o before the gated norm; the state, in place, and as it was at the
+#             row's position of `snapshots`, which divides by CHUNK; the last inputs of the
+#             convolution to the slots: chunk_local, which reads the slots' old ones, has ended
 #   math      with the state S: v = u - w S; o = exp(G) q S + p v; S <- exp(G') S +
 #             k^T (exp(G' - G) v), where G' is the chunk's last G.  S in float32 registers, rounded
 #             to the type of qkv for products.  All of it transposed: S^T and v^T are then the first
@@ -58,11 +58,10 @@ def _chunk(
 
 @triton.jit
 def _chunk_scan(
-    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS, ROWS,
-    COUNTS, OUT, qkv_row, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
-    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
-    COLUMNS: tl.constexpr, CHUNK: tl.constexpr, EVERY: tl.constexpr, PRECISION: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    Q, K_IN, U, W, P, DECAY, LEFT, QKV, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT,
+    SNAPSHOTS, ROWS, COUNTS, OUT, qkv_row, conv_slot, state_slot, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = DV // BLOCK_V
     head, part = tl.program_id(1) // PARTS, tl.program_id(1) % PARTS
@@ -79,33 +78,34 @@ def _chunk_scan(
         continued = (start > 0) & (slot >= 0)
         conv = CONV + slot * conv_slot
         s = tl.load(STATE + slot * state_slot + cell, mask=continued, other=0.0).to(tl.float32)
-        base = begin - start % CHUNK  # chunks end where the position divides by CHUNK
-        for bound in range(base, end, CHUNK):
-            first, last = tl.maximum(bound, begin), tl.minimum(bound + CHUNK, end)
-            token = first + tl.arange(0, CHUNK)
-            s = _chunk(
-                s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, token.to(tl.int64), last, token < last, head,
-                part, HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
-            )  # fmt: skip
-            if SNAPSHOTS is not None:
-                length = start + last - begin
-                if length % EVERY == 0:
-                    border = length // EVERY - start // EVERY - 1
-                    kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
-                    if kept >= 0:
-                        target = STATE + kept * state_slot + cell
-                        tl.store(target, s.to(STATE.dtype.element_ty))
-        if slot >= 0:
-            tl.store(STATE + slot * state_slot + cell, s.to(STATE.dtype.element_ty))
+        bound = begin - start % CHUNK  # chunks end where the position divides by CHUNK
+        kept, border, part_of_row = slot, end, 1
         if SNAPSHOTS is not None:
-            for border in range((start + end - begin) // EVERY - start // EVERY):
-                kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
-                if kept >= 0:
-                    last = begin - start + (start // EVERY + 1 + border) * EVERY
-                    copy_inputs(
-                        QKV, conv, CONV + kept * conv_slot, last, begin, continued, head, part,
-                        qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
-                    )  # fmt: skip
+            kept = tl.load(SNAPSHOTS + row).to(tl.int64)
+            border = begin - start + tl.load(SNAPSHOTS_AT + row)
+            part_of_row = 1 - ((kept >= 0) & (border > begin) & (border <= end)).to(tl.int32)
+        is_kept = part_of_row == 0
+        # Two parts if the state between them is kept: a store in the chunks' loop spills registers.
+        for of_row in tl.range(part_of_row, 2, disable_licm=True):
+            target, until = slot, end
+            if of_row == 0:
+                target, until = kept, border
+            for chunk in range(bound, until, CHUNK):
+                first, last = tl.maximum(chunk, begin), tl.minimum(chunk + CHUNK, end)
+                token = first + tl.arange(0, CHUNK)
+                s = _chunk(
+                    s, Q, K_IN, U, W, P, DECAY, LEFT, OUT, token.to(tl.int64), last, token < last,
+                    head, part, HK, HV, DK, DV, BLOCK_V, CHUNK, PRECISION,
+                )  # fmt: skip
+            if target >= 0:
+                tl.store(STATE + target * state_slot + cell, s.to(STATE.dtype.element_ty))
+            bound = until
+        if SNAPSHOTS is not None:
+            if is_kept:
+                copy_inputs(
+                    QKV, conv, CONV + kept * conv_slot, border, begin, continued, head, part,
+                    qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
+                )  # fmt: skip
             tl.debug_barrier()  # of threads that read the slot's old inputs
         if slot >= 0:
             copy_inputs(

@@ -163,11 +163,11 @@ def _norm_of_heads(
 @triton.jit(do_not_specialize=["tokens"])
 def _delta_net_decode(
     QKV, Z, B, A, CONV_WEIGHT, A_LOG, DT_BIAS, NORM, CONV, STATE, CU_SEQLENS, LENGTHS, SLOTS,
-    SNAPSHOTS, ARRIVED, RAW, OUT, tokens, eps, qkv_row, z_row, b_row, a_row, tap_channel, tap,
-    conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr,
-    HEADS: tl.constexpr, MAX_TOKENS: tl.constexpr, EVERY: tl.constexpr, PREFETCHED: tl.constexpr,
-    EVICT: tl.constexpr, DEPENDENT: tl.constexpr,
+    SNAPSHOTS_AT, SNAPSHOTS, ARRIVED, RAW, OUT, tokens, eps, qkv_row, z_row, b_row, a_row,
+    tap_channel, tap, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr, HEADS: tl.constexpr, MAX_TOKENS: tl.constexpr, BORDERS: tl.constexpr,
+    PREFETCHED: tl.constexpr, EVICT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = DV // BLOCK_V
     GROUP: tl.constexpr = HV // HK
@@ -215,19 +215,19 @@ def _delta_net_decode(
             DT_BIAS, NORM, RAW, OUT, token, head, part, eps, z_row, b_row, a_row, HV, DK, DV,
             BLOCK_V,
         )  # fmt: skip
-        if SNAPSHOTS is not None:  # noqa: SIM102
-            if (start + i + 1) % EVERY == 0:
-                border = (start + i + 1) // EVERY - start // EVERY - 1
+        if SNAPSHOTS is not None:
+            border = start + i + 1 - tl.load(SNAPSHOTS_AT + row)
+            if (border >= 0) & (border < BORDERS):
                 kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
                 if kept >= 0:
                     tl.store(STATE_POOL + kept * state_slot + at, s.to(STATE.dtype.element_ty))
     if has_slot:
         tl.store(STATE + at, s.to(STATE.dtype.element_ty), eviction_policy=EVICT)
     if SNAPSHOTS is not None:
-        for border in range((start + end - begin) // EVERY - start // EVERY):
+        for border in range(BORDERS):
             kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
-            if kept >= 0:
-                last = begin - start + (start // EVERY + 1 + border) * EVERY
+            last = begin - start + tl.load(SNAPSHOTS_AT + row) + border
+            if (kept >= 0) & (last > begin) & (last <= end):
                 copy_inputs(
                     QKV, CONV, CONV_POOL + kept * conv_slot, last, begin, continued, head, part,
                     qkv_row, HK, HV, DK, DV, BLOCK_V, K, COLUMNS,
@@ -281,13 +281,13 @@ def delta_net_decode(
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous() and rows.num_rows * key_heads <= TILES
     snapshots, most = rows.snapshots, ANY if rows.token_by_token else MAX_DECODE_TOKENS
-    assert snapshots is None or not rows.token_by_token, "a row reaches one border at most"
     block_v, raw = min(tiles.block_v, value_dim), None
     if block_v < value_dim:
         raw = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     _delta_net_decode[(value_heads * (value_dim // block_v), rows.num_rows + 1)](
         qkv, z, b, a, weights.conv, weights.a_log, weights.dt_bias, weights.norm, state.conv,
         state.state, rows.cu_seqlens, rows.cache_seqlens, rows.slots,
+        None if snapshots is None else snapshots.first,
         None if snapshots is None else snapshots.slots, workspace(qkv.device)[1], raw, out,
         len(qkv), weights.norm_eps, qkv.stride(0), z.stride(0), b.stride(0), a.stride(0),
         *weights.conv.stride(), state.conv.stride(0), state.state.stride(0),
@@ -295,7 +295,7 @@ def delta_net_decode(
         DK=key_dim, DV=value_dim, BLOCK_V=block_v, K=size,
         COLUMNS=triton.next_power_of_2(size - 1),
         HEADS=triton.next_power_of_2(value_heads // key_heads), MAX_TOKENS=most,
-        EVERY=0 if snapshots is None else snapshots.every, PREFETCHED=tiles.prefetched,
+        BORDERS=0 if snapshots is None else snapshots.slots.shape[1], PREFETCHED=tiles.prefetched,
         EVICT=tiles.evict, num_warps=tiles.warps, maxnreg=tiles.registers,
         **dependent_launch(qkv.device),
     )  # fmt: skip

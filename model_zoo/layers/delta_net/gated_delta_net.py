@@ -9,7 +9,6 @@ from torch import Tensor
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.delta_net.inputs import (
-    CHUNK,
     MAX_CONV_WIDTH,
     MAX_DECODE_TOKENS,
     DeltaNetRows,
@@ -86,8 +85,10 @@ def _by_kernels(
             f"(linear_conv_kernel_dim): a GPU takes up to {MAX_CONV_WIDTH}, a CPU takes any"
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
-    delta_net_decode(qkv, z, b, a, weights, state, rows, out)
-    if rows.max_tokens > MAX_DECODE_TOKENS and not rows.token_by_token:
+    has_prompts = rows.max_tokens > MAX_DECODE_TOKENS and not rows.token_by_token
+    few = replace(rows, snapshots=None) if has_prompts else rows
+    delta_net_decode(qkv, z, b, a, weights, state, few, out)
+    if has_prompts:
         chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
         assert chunks is not None
         delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out)
@@ -119,8 +120,7 @@ def _check(
     assert rows.cache_seqlens.shape == (rows.num_rows,)
     assert rows.cu_seqlens.dtype == rows.cache_seqlens.dtype == torch.int32
     if rows.snapshots is not None:
-        most = -(-rows.max_tokens // rows.snapshots.every)  # borders that a row can reach
-        assert rows.snapshots.every % CHUNK == 0 or rows.max_tokens <= MAX_DECODE_TOKENS
-        assert rows.snapshots.slots.dtype == torch.int32
-        assert rows.snapshots.slots.shape[0] == rows.num_rows
-        assert rows.snapshots.slots.shape[1] >= most and rows.snapshots.slots.stride(1) == 1
+        first, slots = rows.snapshots.first, rows.snapshots.slots
+        assert first.dtype == slots.dtype == torch.int32 and first.is_contiguous()
+        assert len(first) == len(slots) == rows.num_rows and slots.stride(1) == 1
+        assert slots.shape[1] == 1 or rows.max_tokens <= MAX_DECODE_TOKENS or rows.token_by_token

@@ -52,17 +52,20 @@ class DeltaNetState:
 
 @dataclass(frozen=True, slots=True)
 class Snapshots:
-    """Copies of states at positions that divide by `every`: for a cache of prefixes; with every = 1
-    after each token of rows of few, so that a row whose drafts are refused can continue from the
+    """States of rows as they were within the row, stored in further slots: for a cache of prefixes;
+    or after each token of rows of few, so that a row whose drafts are refused can continue from the
     last one that was not.
 
-    every  tokens: a multiple of CHUNK, or any number if no row has more than MAX_DECODE_TOKENS
-    slots  [B, M] int32: where the state of a row goes when the sequence has
-           (start // every + 1 + j) * every tokens, for j < M: the slot of no row; negative:
-           nowhere.  M is at least max_tokens / every, rounded up
+    first  [B] int32: a position in the sequence of each row
+    slots  [B, M] int32: where the state goes when the sequence has first[b] + j tokens, for j < M:
+           the slot of no row; negative: nowhere.  Positions that the row does not reach count as
+           negative ones, and so does `start`
+
+    A step with rows of more than MAX_DECODE_TOKENS, unless they are computed token by token, takes
+    one position a row, M = 1, which divides by CHUNK, and only of these rows.
     """
 
-    every: int
+    first: Tensor
     slots: Tensor
 
 

@@ -127,12 +127,11 @@ def delta_net_prompts(
     snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
     _chunk_scan[(min(len(plan.rows), MAX_PROMPTS), value_heads * (value_dim // block_v))](
         qk[0], qk[1], u, w, p, decay, left, qkv, state.conv, state.state, rows.cu_seqlens,
-        rows.cache_seqlens, rows.slots, None if snapshots is None else snapshots.slots, plan.rows,
-        plan.counts, out, qkv.stride(0), state.conv.stride(0), state.state.stride(0),
-        0 if snapshots is None else snapshots.slots.stride(0), BLOCK_V=block_v, K=size,
-        COLUMNS=triton.next_power_of_2(size - 1), EVERY=0 if snapshots is None else snapshots.every,
-        PRECISION=precision, num_warps=tiles.scan_warps, num_stages=tiles.scan_stages, **dims,
-        **options,
+        rows.cache_seqlens, rows.slots, None if snapshots is None else snapshots.first,
+        None if snapshots is None else snapshots.slots, plan.rows, plan.counts, out,
+        qkv.stride(0), state.conv.stride(0), state.state.stride(0), BLOCK_V=block_v, K=size,
+        COLUMNS=triton.next_power_of_2(size - 1), PRECISION=precision, num_warps=tiles.scan_warps,
+        num_stages=tiles.scan_stages, **dims, **options,
     )  # fmt: skip
     _gated_norm[(chunks, value_heads)](
         out, z, weights.norm, plan.chunks, plan.counts, weights.norm_eps, z.stride(0),

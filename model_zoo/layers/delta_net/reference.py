@@ -105,22 +105,35 @@ def _pieces(
 ) -> list[tuple[int, list[tuple[int, int]]]]:
     """(number of tokens n, [(row, first of n tokens in the row)]): what can run together, in order.
 
-    Rows of one length run together; where states are copied, rows run alone and are cut there.
+    Rows of one length run together; those of which a state within is kept run alone, cut there.
     """
-    if snapshots is not None:
-        found = []
-        for row, n in enumerate(lens):
-            at = 0
-            while at < n:
-                most = snapshots.every - (before[row] + at) % snapshots.every
-                found.append((min(most, n - at), [(row, at)]))
-                at += most
-        return found
+    kept = _kept_at(lens, before, snapshots)
     by_length: dict[int, list[tuple[int, int]]] = {}
     for row, n in enumerate(lens):
-        if n:
+        if n and row not in kept:
             by_length.setdefault(n, []).append((row, 0))
-    return list(by_length.items())
+    cut = [
+        (last - first, [(row, first)])
+        for row, places in kept.items()
+        for first, last in pairwise([0, *places, lens[row]])
+        if first < last
+    ]
+    return [*by_length.items(), *cut]
+
+
+def _kept_at(
+    lens: list[int], before: list[int], snapshots: Snapshots | None
+) -> dict[int, list[int]]:
+    """Of rows with snapshots, after how many of the row's tokens they are taken."""
+    if snapshots is None:
+        return {}
+    kept: dict[int, list[int]] = {}
+    table = zip(snapshots.first.tolist(), snapshots.slots.tolist(), strict=True)
+    for row, (first, slots) in enumerate(table):
+        for place, slot in enumerate(slots, first - before[row]):
+            if slot >= 0 and 0 < place <= lens[row]:
+                kept.setdefault(row, []).append(place)
+    return kept
 
 
 def _run(
@@ -162,11 +175,11 @@ def _run(
     conv = inputs_of_conv[:, n:].mT
     _store(state, conv, s, slots)
     if rows.snapshots is not None:
-        every, table = rows.snapshots.every, rows.snapshots.slots
-        ((row, at),) = members
-        length = before[row] + at + n
-        if length % every == 0:
-            _store(state, conv, s, table[row, length // every - before[row] // every - 1][None])
+        for member, (row, at) in enumerate(members):
+            border = before[row] + at + n - int(rows.snapshots.first[row])
+            if 0 <= border < rows.snapshots.slots.shape[1]:
+                one = slice(member, member + 1)
+                _store(state, conv[one], s[one], rows.snapshots.slots[row, border][None])
 
 
 def _store(state: DeltaNetState, conv: Tensor, s: Tensor, slots: Tensor) -> None:

@@ -6,6 +6,9 @@ pages, and every `every` tokens before; and where an answer ends or a sequence i
 the last page may be in part full: it is cached under a hash of its tokens, and a sequence that
 hits it gets a copy.
 
+At the end of a row the sequence's own state is copied.  Within a row the device stores the state in
+a spare one as well, which is another's again with the next batch.
+
 The host decides which snapshot is where; the device copies when it runs the next batch, before
 anything else.  The least recently used one is overwritten.
 """
@@ -67,36 +70,38 @@ class StateSnapshots:
 
     # Taking them.
 
-    def next_position(self, sequence: Sequence) -> int:
-        """Where the prefill of a sequence is cut for a snapshot next; 0: nowhere."""
+    def next_positions(self, sequence: Sequence) -> tuple[int, int]:
+        """Where the next snapshots are due in the prefill of a sequence; 0: nowhere."""
         if not self.count or not sequence.may_use_prefix_cache:
-            return 0
-        start, unit = sequence.num_computed_tokens, self._unit
-        last = (len(sequence.tokens) - 1) // unit * unit
+            return 0, 0
+        first = self._position(sequence, sequence.num_computed_tokens, sequence.snapshot_at)
+        return first, self._position(sequence, first, first) if first else 0
+
+    def _position(self, sequence: Sequence, start: int, snapshot_at: int) -> int:
+        last = (len(sequence.tokens) - 1) // self._unit * self._unit
         regular = (start // self._every + 1) * self._every
         if regular <= last:
             return regular
-        is_due = last > start and last - sequence.snapshot_at >= self._least
-        return last if is_due else 0
+        return last if last > start and last - snapshot_at >= self._least else 0
 
-    def reserve(self, sequence: Sequence) -> None:
-        """A row that ends at num_computed_tokens is scheduled, where a snapshot is due."""
-        index, sequence.snapshot_at = self._take(), sequence.num_computed_tokens
+    def reserve(self, sequence: Sequence, position: int) -> int | None:
+        """A row with `position` is scheduled, where a snapshot is due.  Returns its place."""
+        index, sequence.snapshot_at = self._take(), position
         if index is not None:
-            sequence.pending_snapshots.append((sequence.num_computed_tokens, index))
+            sequence.pending_snapshots.append((position, index))
+        return index
 
-    def save(self, state: int, sequence: Sequence) -> None:
-        """If its row of this step is such a one, its state is copied before the next step."""
-        for position, index in sequence.pending_snapshots:
-            if position == sequence.num_computed_tokens:
-                self._saves.append((state, index))
+    def save(self, state: int, index: int) -> None:
+        """The state that this step leaves in `state` is copied before the next step."""
+        self._saves.append((state, index))
 
-    def publish(self, sequence: Sequence, position: int) -> None:
-        """The row that ends at `position` has been read, and is right."""
+    def publish(self, sequence: Sequence, end: int) -> None:
+        """The row that ends at `end` has been read, and is right."""
         for pending in list(sequence.pending_snapshots):
-            if pending[0] == position:
+            position, index = pending
+            if position <= end:
                 sequence.pending_snapshots.remove(pending)
-                self._put(self._key(sequence, position), pending[1])
+                self._put(self._key(sequence, position), index)
 
     def keep(self, sequence: Sequence, state: int, position: int, pool: PagePool) -> None:
         """A decoding sequence ends, or is preempted, with its state and KV at `position`."""

@@ -13,6 +13,7 @@ from runtime.scheduler.batch import Int64Array
 from runtime.scheduler.sequence import Sequence
 
 NONE = -1
+MOST_OF_A_SEQUENCE = 2
 Copies = tuple[tuple[int, int], ...]
 
 
@@ -70,6 +71,16 @@ class StateSlots:
     def of(self, sequence: Sequence) -> int:
         """The state after the last row that is scheduled of a sequence."""
         return int(self._current[sequence.slot])
+
+    def take_spare(self, needed: int) -> int | None:
+        """A state of no sequence, until `give_back`; None if `needed` sequences could lack it."""
+        return self._free.pop() if self.has_spare(needed) else None
+
+    def has_spare(self, needed: int) -> bool:
+        return len(self._free) > MOST_OF_A_SEQUENCE * needed
+
+    def give_back(self, state: int) -> None:
+        self._free.append(state)
 
     def undo(self, sequence: Sequence) -> None:
         """The last row of the sequence is void: it continues what that row continued."""

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 
 from runtime.config import DeviceOption, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
 from runtime.startup.loading import load
+from tests.support.engine.device_engine import device_engine, sizes
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 LENGTH, STEPS, EVERY = 200, 90, 64
@@ -44,9 +46,9 @@ def make_engine(checkpoint: Path, device: DeviceOption, **options: object) -> En
     return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
 
 
-def answer(engine: Engine, *prompts: list[int]) -> list[tuple[list[int], int]]:
-    """-> tokens, and how many of the prompt were found, of each."""
-    params, outputs = SamplingParams(max_tokens=STEPS, temperature=0), dict[int, list]()
+def answer(engine: Engine, *prompts: list[int], count: int = STEPS) -> list[tuple[list[int], int]]:
+    """-> `count` tokens, and how many of the prompt were found, of each."""
+    params, outputs = SamplingParams(max_tokens=count, temperature=0), dict[int, list]()
     for id, tokens in enumerate(prompts):
         engine.add(EngineRequest(id, 0, tokens, params))
         outputs[id] = []
@@ -73,6 +75,47 @@ def test_prompts_turns_and_branches_are_found_and_change_no_answer(
         [(expected, _)] = answer(plain, tokens)
         assert answer(engine, tokens) == [(expected, found)]
     assert engine.stats().cached_tokens == 192 + LENGTH + STEPS - 1 + 128 + 289
+
+
+def test_a_prompt_is_not_cut_where_its_snapshot_is_taken(
+    checkpoint: Path, device: DeviceOption, prompt: list[int]
+) -> None:
+    """One step computes all of it, and a later prompt goes on from the last border within."""
+    tokens = prompt + prompt[:120]
+    engine = make_engine(checkpoint, device, max_batched_tokens=512, snapshot_every=4096)
+    plain = make_engine(checkpoint, device, max_batched_tokens=512, prefix_cache=False)
+    steps = {}
+    for one in (engine, plain):
+        before = one.stats().steps
+        [(said, _)] = answer(one, tokens)
+        steps[one] = one.stats().steps - before, said
+    assert steps[engine] == steps[plain]
+    assert answer(engine, tokens) == [(steps[plain][1], 256)]
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero encountered")
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_whole_steps_take_snapshots_within_their_rows(checkpoint: Path, prompt: list[int]) -> None:
+    """As graphs run them; of two prompts in one step, each at a position of its own."""
+    prompts = [prompt[:140], prompt[50:130]]
+    answers = []
+    for graph_steps in (False, True):
+        resolved = sizes(
+            slots=2, budget=224, pages=40, page_size=16, max_len=200, prefix_cache=True,
+            states=4, snapshots=4,
+        )  # fmt: skip
+        resolved = structs.replace(resolved, snapshot_every=64)
+        engine, _ = device_engine(
+            checkpoint, torch.device("cpu"), resolved, graph_steps=graph_steps
+        )
+        first = answer(engine, *prompts, count=2)
+        steps = engine.stats().steps
+        answers.append((first, steps, answer(engine, *prompts, count=2)))
+    assert answers[0] == answers[1]
+    first, _, again = answers[0]
+    assert [found for _, found in first] == [0, 0] and [found for _, found in again] == [128, 64]
+    assert [said for said, _ in first] == [said for said, _ in again]
 
 
 def test_preempted_sequences_go_on_from_their_snapshots(

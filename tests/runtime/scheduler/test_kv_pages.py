@@ -160,6 +160,12 @@ def test_pages_in_use_are_counted_by_group():
     used = bench.engine.stats().group_pages_used
     assert sum(used) == bench.engine.stats().pages_used
     assert used[0] >= 10 and 2 <= used[1] <= 4 and used[1] == used[2]
+    while not bench.engine.idle:
+        bench.step()  # which compares the counts with the pages
+    stats = bench.engine.stats()
+    assert sum(stats.group_pages_used) == 0
+    assert stats.group_pages_cached[0] == 14  # all full pages of 59 tokens
+    assert 0 < stats.group_pages_cached[1] == stats.group_pages_cached[2]
 
 
 @given(

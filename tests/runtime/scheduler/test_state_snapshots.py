@@ -40,6 +40,35 @@ def test_the_same_prompt_is_found_up_to_its_last_border():
     assert run(found, request(3, prompt(16))) == [8]
 
 
+def prefill_steps(bench: Bench) -> list[int]:
+    """The tokens of each row that did not decode."""
+    return [length for batch in bench.batches for length in batch.q_lens[batch.decode_rows :]]
+
+
+@pytest.mark.parametrize(
+    ("length", "rows"),
+    [(13, [13]), (16, [16]), (17, [16, 1]), (25, [16, 9]), (32, [16, 16]), (33, [16, 16, 1])],
+)
+def test_a_row_goes_on_behind_one_snapshot_and_ends_at_the_next(length: int, rows: list[int]):
+    found = bench(snapshot_every=8)
+    assert run(found, request(1, prompt(length))) == [0]
+    assert prefill_steps(found) == rows
+    assert run(found, request(2, prompt(length))) == [(length - 1) // 8 * 8]
+
+
+def test_without_a_state_to_spare_a_prompt_is_cut():
+    """As one that waits could lack it; a row of few tokens is cut anyway."""
+    found = bench(num_states=1, max_num_seqs=1)
+    run(found, request(1, prompt(13)))
+    assert prefill_steps(found) == [8, 5]
+    found = bench(num_states=3, max_num_seqs=3, max_batched_tokens=13)
+    run(found, *(request(id, prompt(13, id)) for id in range(4)))
+    assert prefill_steps(found)[:2] == [8, 5]
+    found = bench(max_batched_tokens=5)
+    run(found, request(1, prompt(13)))
+    assert prefill_steps(found) == [5, 3, 5]
+
+
 def test_a_longer_prompt_goes_on_from_the_last_snapshot_in_common():
     found = bench()
     run(found, request(1, prompt(21)))

@@ -100,6 +100,26 @@ def test_states_are_counted_of_models_that_have_some(metrics: Metrics):
     assert found["wavefill_max_concurrency"] == 4.0
 
 
+def test_pages_are_counted_by_the_window_of_their_layers():
+    metrics = Metrics("tiny")
+    layers = structs.replace(ready(), group_windows=(0, 32, 32), page_size=16, max_model_len=64)
+    stats = Stats(
+        pages_used=6, pages_total=20, group_pages_used=(3, 2, 1), group_pages_cached=(4, 0, 5)
+    )
+    metrics.watch(ready=lambda: layers, stats=lambda: stats, state=lambda: "ready")
+    families = text_string_to_metric_families(metrics.render().decode())
+    found = {
+        (sample.name.removeprefix("wavefill_kv_pages_"), sample.labels.get("window")): sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name.startswith("wavefill_kv_pages_")
+    }
+    assert found == {
+        ("used", "0"): 3, ("used", "32"): 3, ("cached", "0"): 4, ("cached", "32"): 5,
+        ("free", None): 5, ("of_longest_request", "0"): 4, ("of_longest_request", "32"): 8,
+    }  # fmt: skip
+
+
 def test_native_names_follow_the_rules_of_prometheus(metrics: Metrics):
     metrics.rejected("queue_full")
     metrics.aborted("disconnect")

@@ -71,7 +71,7 @@ def int32(values: Sequence[int], device: str | torch.device) -> Tensor:
 def rows_on(rows: DeltaNetRows, device: str) -> DeltaNetRows:
     snapshots = rows.snapshots
     if snapshots is not None:
-        snapshots = Snapshots(snapshots.every, snapshots.slots.to(device))
+        snapshots = Snapshots(snapshots.first.to(device), snapshots.slots.to(device))
     return replace(
         rows,
         cu_seqlens=rows.cu_seqlens.to(device),

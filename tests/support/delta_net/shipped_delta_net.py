@@ -10,7 +10,6 @@ import torch
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.inputs import (
-    CHUNK,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -30,6 +29,7 @@ def arguments(
     snapshots: bool,
     dtype: torch.dtype = BF16,
     dim: int = DIM,
+    token_by_token: bool = False,
 ) -> tuple:
     """The arguments of gated_delta_net for a layer of Qwen3.5."""
     widths = [2 * KEY_HEADS * dim + value_heads * dim, value_heads * dim, value_heads, value_heads]
@@ -51,25 +51,36 @@ def arguments(
         cache_seqlens=tensor(ROWS, dtype=INT32),
         slots=tensor(ROWS, dtype=INT32),
         max_tokens=max_tokens,
-        snapshots=Snapshots(CHUNK, tensor(ROWS, 40, dtype=INT32)) if snapshots else None,
+        snapshots=Snapshots(tensor(ROWS, dtype=INT32), tensor(ROWS, 1, dtype=INT32))
+        if snapshots
+        else None,
+        token_by_token=token_by_token,
     )
     return (*wide.split(widths, 1), weights, state, rows)
 
 
 def call_decode(
-    value_heads: int, state_dtype: torch.dtype, max_tokens: int, snapshots: bool
+    value_heads: int,
+    state_dtype: torch.dtype,
+    max_tokens: int,
+    snapshots: bool = False,
+    token_by_token: bool = False,
 ) -> None:
-    made = arguments(value_heads, state_dtype, ROWS * max_tokens, max_tokens, snapshots)
-    delta_net_decode(*made, tensor(ROWS * max_tokens, value_heads * DIM))
+    tokens = ROWS * max_tokens
+    made = arguments(
+        value_heads, state_dtype, tokens, max_tokens, snapshots, token_by_token=token_by_token
+    )
+    delta_net_decode(*made, tensor(tokens, value_heads * DIM))
 
 
 def call_prompts(
     value_heads: int,
     state_dtype: torch.dtype,
-    snapshots: bool,
     dtype: torch.dtype = BF16,
     dim: int = DIM,
+    snapshots: bool = True,
 ) -> None:
+    """snapshots: as in all steps with prompts of a server"""
     tokens = 8192
     made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype, dim)
     plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
@@ -81,14 +92,19 @@ for value_heads in (32, 48):
     for dtype, state in ((FP32, "fp32"), (BF16, "bf16")):
         for max_tokens in (1, 4):
             name = f"delta_net_decode {value_heads} {state} at {max_tokens}"
-            DELTA_NET[name] = partial(call_decode, value_heads, dtype, max_tokens, False)
+            DELTA_NET[name] = partial(call_decode, value_heads, dtype, max_tokens)
 DELTA_NET["delta_net_decode 48 fp32 snapshots"] = partial(call_decode, 48, FP32, 4, True)
+DELTA_NET["delta_net_decode 48 fp32 token by token"] = partial(
+    call_decode, 48, FP32, 64, True, True
+)
 for value_heads in (32, 48):
     for dtype, state in ((FP32, "fp32"), (BF16, "bf16")):
         name = f"delta_net_prompts {value_heads} {state}"
-        DELTA_NET[name] = partial(call_prompts, value_heads, dtype, False)
-DELTA_NET["delta_net_prompts 48 fp32 snapshots"] = partial(call_prompts, 48, FP32, True)
+        DELTA_NET[name] = partial(call_prompts, value_heads, dtype)
+DELTA_NET["delta_net_prompts 48 fp32 without snapshots"] = partial(
+    call_prompts, 48, FP32, snapshots=False
+)
 for dim in (16, 32):
     name = f"delta_net_prompts of {dim}"
-    DELTA_NET[name] = partial(call_prompts, 32, FP32, False, BF16, dim)
-DELTA_NET["delta_net_prompts in fp32"] = partial(call_prompts, 32, FP32, False, FP32)
+    DELTA_NET[name] = partial(call_prompts, 32, FP32, BF16, dim)
+DELTA_NET["delta_net_prompts in fp32"] = partial(call_prompts, 32, FP32, FP32)

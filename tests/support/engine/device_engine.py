@@ -50,12 +50,13 @@ def sizes(
     prefix_cache: bool,
     group_windows: tuple[int, ...] = (0,),
     states: int = 0,
+    snapshots: int = 0,
 ) -> ResolvedConfig:
     return ResolvedConfig(
         model="", device="cpu", dtype="float32", kv_dtype="float32", attention="",
         load_format="auto", max_model_len=max_len, max_num_seqs=slots, max_batched_tokens=budget,
         page_size=page_size, num_pages=pages, prefix_cache=prefix_cache, threads=1, seed=0,
-        group_windows=group_windows, num_states=states,
+        group_windows=group_windows, num_states=states, num_snapshots=snapshots,
     )  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from runtime.config import ResolvedConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams, TokenLogprob
 from runtime.scheduler.batch import DRAFT, LAST, Batch, Masks, ModelRunnerOutput, NewRow
+from runtime.scheduler.states.step_snapshots import FEW_TOKENS
 from tests.support.engine.fake_grammar_process import MASK_BYTES, VOCAB_SIZE, mask_after
 
 SPOILT = -9  # in a cell: what was written is no number
@@ -204,6 +205,7 @@ class FakeExecutor:
         assert all(batch.sample[: batch.decode_rows])
         assert len(batch.state_slots) == (rows if self._states else 0)
         touched = [*batch.state_slots, *(source for source, _ in batch.state_copies)]
+        touched += [state for _, _, state in batch.state_snapshots]
         assert len(set(touched)) == len(touched), "two rows share a state"
         assert set(touched) <= set(range(len(self._states)))
         fresh = [row.slot for row in batch.new_rows]
@@ -248,8 +250,13 @@ class FakeExecutor:
             known = self._tokens_before(slot, start)
             if self._states and start:
                 assert self._states[batch.state_slots[row]] == known, "a state of other tokens"
+            kept = {at: state for of, at, state in batch.state_snapshots if of == row}
+            assert not kept or (q_len > FEW_TOKENS and row >= batch.decode_rows)
+            assert len(kept) < 2 and all(start < at < start + q_len for at in kept)
             for position, token in enumerate(row_tokens, start):
                 known = (*known, SPOILT if spoilt else token)
+                if position + 1 in kept:
+                    self._states[kept[position + 1]] = known
                 for group, cell in enumerate(self._cells_of(slot, position)):
                     self._cells[cell], self._written_by[cell] = known, group
                 slot.computed.append(token)

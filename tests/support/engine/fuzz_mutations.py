@@ -25,6 +25,7 @@ from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.sequence_pages import SequencePages
 from runtime.scheduler.states.snapshots import StateSnapshots
 from runtime.scheduler.states.state_slots import StateSlots
+from runtime.scheduler.states.step_snapshots import StepSnapshots
 from runtime.scheduler.waiting_queue import WaitingQueue
 
 TABLES: list[RequestTable] = []  # of the engine that runs
@@ -85,20 +86,20 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
 
 
 def forgotten_new_page(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def build(self: BatchBuilder) -> SchedulerOutput:
+    def build(self: BatchBuilder, requests: RequestTable) -> SchedulerOutput:
         rows = self.decoding
         self.decoding = rows._replace(new_page_rows=rows.new_page_rows[1:])
         del rows.new_pages[:1]
-        return true(self)
+        return true(self, requests)
 
     return build
 
 
 def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def build(self: BatchBuilder) -> SchedulerOutput:
+    def build(self: BatchBuilder, requests: RequestTable) -> SchedulerOutput:
         self.starts = [start - (start > 4) for start in self.starts]
         self.decoding.starts[self.decoding.starts > 4] -= 1
-        return true(self)
+        return true(self, requests)
 
     return build
 
@@ -440,12 +441,35 @@ def void_tokens_of_a_prompt_in_the_state(true: Callable[..., None]) -> Callable[
 
 
 def snapshot_of_a_later_state(true: Callable[..., None]) -> Callable[..., None]:
-    """In the step in which the row after the snapshot's runs, too, if that is at once."""
+    """Copied when the next one is, and not before the next step."""
 
-    def save(self: StateSnapshots, state: int, sequence: Sequence) -> None:
-        self._saves += [(state, index) for _, index in sequence.pending_snapshots]
+    def save(self: StateSnapshots, state: int, place: int) -> None:
+        late = self.__dict__.setdefault("late", [])
+        late.append((state, place))
+        if len(late) > 1:
+            true(self, *late.pop(0))
 
     return save
+
+
+def snapshot_a_token_late(true: Callable[..., bool]) -> Callable[..., bool]:
+    def add_within(self: StepSnapshots, *row: object) -> bool:
+        added = true(self, *row)
+        self.within = [(row, position + 1, state) for row, position, state in self.within]
+        return added
+
+    return add_within
+
+
+def spare_state_of_another(true: Callable[..., int | None]) -> Callable[..., int | None]:
+    def take_spare(self: StateSlots, needed: int) -> int | None:
+        state = true(self, needed)
+        if state is not None:
+            self.give_back(state)
+            state = 0
+        return state
+
+    return take_spare
 
 
 def snapshot_a_token_short(true: Callable[..., None]) -> Callable[..., None]:
@@ -501,6 +525,8 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (StateSnapshots, "keep", snapshot_a_token_short),
     (StateSnapshots, "load", snapshot_never_loaded),
     (StateSnapshots, "drop", dropped_snapshot_lost),
+    (StepSnapshots, "_add_within", snapshot_a_token_late),
+    (StateSlots, "take_spare", spare_state_of_another),
     (StateSlots, "undo", state_of_a_void_row),
     (StateSlots, "release", state_never_released),
     (StateSlots, "schedule", state_not_copied),

@@ -117,7 +117,9 @@ def test_rows_of_prompts_are_left_alone(device: str):
 
 @pytest.mark.parametrize("before", [CHUNK - 1, 2 * CHUNK - 3, CHUNK - 5, CHUNK])
 def test_states_at_borders_are_kept(device: str, before: int):
-    snapshots = Snapshots(CHUNK, int32([4, 0], device)[:, None])
+    snapshots = Snapshots(
+        int32([(before // CHUNK + 1) * CHUNK, CHUNK], device), int32([4, 0], device)[:, None]
+    )
     case = delta_net_case(
         [4, 1], [before, CHUNK - 1], heads=(1, 3), slots=[2, 1], free_slots=3,
         snapshots=snapshots, device=device,
@@ -129,8 +131,8 @@ def test_states_after_each_token_are_kept(device: str):
     """As a row needs them of whose drafts some are refused."""
     table = int32([3, 4, 5, 0, -1, -1], device).view(2, 3)
     case = delta_net_case(
-        [3, 1], [0, 20], heads=(1, 3), slots=[2, 1], free_slots=4, snapshots=Snapshots(1, table),
-        device=device,
+        [3, 1], [0, 20], heads=(1, 3), slots=[2, 1], free_slots=4,
+        snapshots=Snapshots(int32([1, 21], device), table), device=device,
     )  # fmt: skip
     plain = delta_net_case([3, 1], [0, 20], heads=(1, 3), slots=[2, 1], free_slots=4, device=device)
     assert_right(case)
@@ -167,6 +169,23 @@ def test_rows_of_any_length_may_be_cut_anywhere_if_they_go_token_by_token(
     assert torch.equal(found, expected)
     assert torch.equal(parts.state.state, whole.state.state)
     assert torch.equal(parts.state.conv, whole.state.conv)
+
+
+@pytest.mark.parametrize(("before", "border"), [(0, 10), (5, 16)])
+def test_a_state_within_a_long_row_that_goes_token_by_token_is_kept(
+    device: str, before: int, border: int
+):
+    """With the bits of a row that ends there; the row's own do not change."""
+    case = delta_net_case([11], [before], slots=[1], device=device)
+    plain = replace(case, rows=replace(case.rows, token_by_token=True))
+    snapshots = Snapshots(int32([border], device), int32([0], device)[:, None])
+    kept, cut = plain.copy(), plain.copy()
+    kept = replace(kept, rows=replace(kept.rows, snapshots=snapshots))
+    assert torch.equal(run(kept), run(plain))
+    run(cut.part(0, border - before))
+    assert torch.equal(kept.state.state[1], plain.state.state[1])
+    assert torch.equal(kept.state.state[0], cut.state.state[1])
+    assert torch.equal(kept.state.conv[0], cut.state.conv[1])
 
 
 @pytest.mark.gpu

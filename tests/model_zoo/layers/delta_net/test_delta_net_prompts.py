@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, Snapshots
+from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
@@ -118,16 +120,47 @@ def test_other_rows_and_padding_are_left_alone(device: str):
     assert torch.equal(case.state.conv[unused], before.state.conv[unused])
 
 
-@pytest.mark.parametrize("before", [0, 63, 64, 100])
-def test_states_at_borders_are_kept(device: str, before: int):
-    table = int32([4, -1, 0, 3, 4, 0], device).view(2, 3)
-    case = delta_net_case(
-        [170, 100], [before, 2], heads=(1, 3), slots=[2, 1], free_slots=3,
-        snapshots=Snapshots(CHUNK, table), device=device,
-    )  # fmt: skip
-    case.rows.snapshots.slots[1, 1:] = -1
-    case.rows.snapshots.slots[0, 2] = 0
-    assert_right(case)
+def with_snapshots(case: DeltaNetCase, first: list[int], slots: list[int]) -> DeltaNetCase:
+    """A copy of the case, with one snapshot a row."""
+    device = case.qkv.device
+    snapshots = Snapshots(int32(first, device), int32(slots, device)[:, None])
+    return replace(case.copy(), rows=replace(case.rows, snapshots=snapshots))
+
+
+@pytest.mark.parametrize(
+    ("before", "border"),
+    [pytest.param(0, 64, marks=pytest.mark.slow), (63, 128), (62, 192)],
+)
+def test_a_state_within_a_row_is_kept_and_changes_no_bit(device: str, before: int, border: int):
+    """The snapshot has the bits of a row that ends there, as the last one does itself."""
+    plain = delta_net_case([130, 12], [before, 60], slots=[2, 1], free_slots=3, device=device)
+    case = with_snapshots(plain, [border, CHUNK], [4, 3])
+    tokens = border - before
+    cut = DeltaNetCase(
+        *(t[:tokens] for t in (plain.qkv, plain.z, plain.b, plain.a)),
+        plain.weights,
+        plain.copy().state,
+        DeltaNetRows(
+            int32([0, tokens], device), int32([border], device), int32([2], device), tokens
+        ),
+    )
+    assert_right(case.copy())
+    assert torch.equal(run(case), run(plain))
+    run(cut)
+    assert torch.equal(case.state.state[4], cut.state.state[2])
+    assert torch.equal(case.state.conv[4], cut.state.conv[2])
+    assert torch.equal(case.state.state[:3], plain.state.state[:3])
+    assert torch.equal(case.state.conv[:3], plain.state.conv[:3])
+
+
+@pytest.mark.parametrize("first", [-1, 64, 256])
+def test_positions_that_a_row_does_not_reach_keep_nothing(device: str, first: int):
+    """Where it starts is one of them."""
+    plain = delta_net_case([70], [64], free_slots=2, slots=[1], device=device)
+    case = with_snapshots(plain, [first], [0])
+    assert torch.equal(run(case), run(plain))
+    assert torch.equal(case.state.state, plain.state.state)
+    assert torch.equal(case.state.conv, plain.state.conv)
 
 
 @pytest.mark.parametrize("cut", [CHUNK - 10, 2 * CHUNK - 10])

@@ -12,7 +12,6 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import (
-    CHUNK,
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
@@ -134,9 +133,10 @@ def test_a_row_without_a_slot_changes_no_state():
 
 
 def test_a_snapshot_is_the_state_of_the_sequence_cut_there():
-    table = int32([5, 3, -1], "cpu")[None]
+    table = torch.full((1, 129), -1, dtype=torch.int32)
+    table[0, 0], table[0, 128] = 5, 3
     whole = delta_net_case(
-        [300], [100], slots=[0], free_slots=6, snapshots=Snapshots(2 * CHUNK, table)
+        [300], [100], slots=[0], free_slots=6, snapshots=Snapshots(int32([128], "cpu"), table)
     ).double()
     plain = whole.copy()
     found = run(whole)

@@ -44,9 +44,9 @@ def assert_right(case: DeltaNetCase, rows: DeltaNetRows, bound: float) -> None:
 @pytest.mark.parametrize("planned", [False, True])
 def test_rows_of_all_kinds_share_a_step(device: str, planned: bool):
     snapshots = Snapshots(
-        CHUNK, int32([5, -1, -1, -1, -1, 6, -1, -1], device)[:, None].repeat(1, 2)
+        int32([0, 0, 0, CHUNK, 0, CHUNK, 0, 0], device),
+        int32([-1, -1, -1, 5, -1, 6, -1, -1], device)[:, None],
     )
-    snapshots.slots[5, 1] = -1
     case = delta_net_case(
         [1, 0, 4, 90, 1, 20, 0, 2], [63, 0, 0, 10, 700, 50, 0, 3], padding=7,
         slots=[0, -1, 2, 3, 1, 4, -1, -1], snapshots=snapshots, device=device,
@@ -75,11 +75,18 @@ def test_dimensions_that_kernels_do_not_take_are_refused_by_name():
         gated_delta_net(*case.arguments)
 
 
+def snapshots_of(first: list[int], slots: list[int]) -> Snapshots:
+    return Snapshots(int32(first, "cuda"), int32(slots, "cuda")[:, None])
+
+
 @pytest.mark.gpu
 def test_a_graph_serves_other_rows_than_it_was_captured_with():
     lens, before = [1, 1, 300, 1, 40], [5, 900, 0, 64, 70]
     shape = {"heads": (16, 48), "dims": (128, 128), "dtype": BF16, "device": "cuda"}
-    case = delta_net_case(lens, before, padding=40, **shape)
+    case = delta_net_case(
+        lens, before, padding=40, slots=[0, 1, 2, 3, 4], free_slots=2,
+        snapshots=snapshots_of([0, 0, 128, 0, 0], [-1, -1, 5, -1, -1]), **shape,
+    )  # fmt: skip
     graph, static = torch.cuda.CUDAGraph(), case.copy()
 
     def step() -> Tensor:
@@ -89,12 +96,17 @@ def test_a_graph_serves_other_rows_than_it_was_captured_with():
     step()  # compiles
     with torch.cuda.graph(graph):
         out = step()
-    others = delta_net_case([64, 0, 1, 8, 290], [64, 0, 3, 9, 11], padding=20, seed=1, **shape)
+    others = delta_net_case(
+        [64, 0, 1, 8, 290], [64, 0, 3, 9, 11], padding=20, seed=1, slots=[4, -1, 1, 2, 3],
+        free_slots=2, snapshots=snapshots_of([128, 0, 0, 0, 256], [6, -1, -1, -1, 0]), **shape,
+    )  # fmt: skip
     for new in (case, others):
         for name in ("qkv", "z", "b", "a"):
             getattr(static, name).copy_(getattr(new, name))
         for name in ("cu_seqlens", "cache_seqlens", "slots"):
             getattr(static.rows, name).copy_(getattr(new.rows, name))
+        for name in ("first", "slots"):
+            getattr(static.rows.snapshots, name).copy_(getattr(new.rows.snapshots, name))
         static.state.conv.copy_(new.state.conv)
         static.state.state.copy_(new.state.state)
         same = replace(new.copy(), weights=static.weights).double()
