@@ -14,7 +14,6 @@ from tests.support.images.pictures import encoded, noise
 from tests.support.images.vision_server import vision_server
 from tests.support.pages.tab import Tab
 from tests.support.server.fake_engine import FakeServer
-from tests.support.server.server_process import Server
 
 pytestmark = pytest.mark.pages
 # Gives the page files as a paste or a drop does.
@@ -69,6 +68,7 @@ def test_an_image_is_sent_before_the_text_and_shown(
     seeing: FakeServer, open_tab: Callable[..., Tab], way: str, tmp_path: Path
 ) -> None:
     tab = open_tab(seeing.url).open()
+    expect(tab.page.locator("#sight")).to_be_visible()
     name, media_type, data = file("one.png", 96, 64)
     sent = bodies(tab)
     if way == "pick":
@@ -177,9 +177,10 @@ def test_a_broken_image_is_refused_by_the_server_in_the_answer(
     expect(tab.answers.last.locator(".error")).to_contain_text("image")
 
 
-def test_a_model_of_text_takes_no_image(server: Server, open_tab: Callable[..., Tab]) -> None:
-    tab = open_tab(server.url).open()
+def test_a_model_of_text_takes_no_image(fake: FakeServer, open_tab: Callable[..., Tab]) -> None:
+    tab = open_tab(fake.url).open()
     expect(tab.page.get_by_role("button", name="Add images")).to_be_hidden()
+    expect(tab.page.locator("#sight")).to_be_hidden()
     give(tab, "paste", file("one.png", 64, 64))
     expect(tab.page.locator("#notice")).to_contain_text("reads text alone")
     expect(pending(tab)).to_have_count(0)

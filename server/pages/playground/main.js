@@ -51,11 +51,17 @@ function showKeyButton(needed) {
   at("docs").hidden = needed;
 }
 
+/** What the button beside the message does not say. */
+function showSight() {
+  at("sight").hidden = playground.imageLimits() === null;
+}
+
 const views = {
   open() {
     const { id } = playground.conversation;
     if (location.hash !== `#${id}`) history.replaceState(null, "", `#${id}`);
     complain("");
+    showSight();
     thread.show();
     composer.update();
     sidebar.show();
@@ -65,6 +71,7 @@ const views = {
     showKeyButton(api.key !== "");
     settings.show();
     composer.update();
+    showSight();
     const [lane] = playground.conversation.lanes;
     at("model").textContent = lane.model;
   },
