@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.support.examples import FULL
 
@@ -18,7 +18,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-settings.register_profile(FULL)
+# On a busy machine an example may take any time: no test says anything of that.
+for profile in (FULL, "fast"):
+    settings.register_profile(profile, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fast")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
