@@ -105,12 +105,25 @@ class RowImages:
                 self._rows[row.slot] = positions, [image.digest for image in row.images]
         self._send_deltas(batch)
         self._clock.collect()
+        read = self._digests_read(batch) if batch.images_dropped else set[bytes]()
+        for digest in batch.images_dropped:
+            if digest not in read:  # before the encoder needs the room
+                self._drop(digest)
         for stages in batch.image_stages:
             self._encode(stages)
         step_images = self._step_images(batch, num_tokens) if self.in_step(batch) else None
-        for digest in batch.images_dropped:
+        for digest in read.intersection(batch.images_dropped):
             self._drop(digest)
         return step_images
+
+    def _digests_read(self, batch: Batch) -> set[bytes]:
+        """Of the images of which the step computes tokens."""
+        found: set[bytes] = set()
+        for slot, start, end in _prefill_rows(batch):
+            positions, digests = self._rows.get(slot, (None, []))
+            if positions is not None:
+                found.update(digests[number] for number in positions.overlapping(start, end))
+        return found
 
     def _step_images(self, batch: Batch, num_tokens: int) -> StepImages:
         places = np.zeros((3, num_tokens), dtype=np.int64)

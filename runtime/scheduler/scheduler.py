@@ -169,32 +169,66 @@ class Scheduler:
             self.admission.try_admit(first)
         now = self.requests.clock()
         first, reserved = self._reserved(builder, first, budget)
-        for sequence in sorted(chain(prefilling, waiting), key=_shortest_first):
+        room, ordered = budget, sorted(chain(prefilling, waiting), key=_shortest_first)
+        for sequence in ordered:
             reserved = 0 if sequence is first else reserved
-            if budget <= reserved:
+            if room <= reserved:
                 continue
             if sequence.slot >= 0 or self.admission.try_admit(sequence):
-                count = min(sequence.num_new_tokens, budget - reserved)
-                snapshots, num_waiting = builder.snapshots, self._num_admissible
-                if snapshots is not None:
-                    count = snapshots.most_tokens(sequence, count, num_waiting)
-                spare = self.requests.pages_soon
-                count = self.requests.kv_pages.extend_for_chunk(sequence, count, spare)
-                if count <= 0:
-                    builder.lacks_pages = True
-                    continue
-                if sequence.request.images:
-                    count, cost = self._encode(builder, sequence, count, budget - reserved)
-                    budget -= cost
-                    if not count:
-                        continue
-                if snapshots is not None:
-                    count = snapshots.add_row(sequence, builder.num_rows, count, num_waiting)
-                budget -= count
-                if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
-                    sequence.note_event(now, count)
-                if builder.add_prefill(sequence, count):
-                    self.requests.start_decoding(sequence)
+                room -= self._add_chunk(builder, sequence, room - reserved, now)
+        for alone in (False, True):
+            if not builder.waits_for_encoder:
+                break
+            self._add_any_chunk(builder, [first, *ordered], budget, now, alone=alone)
+
+    def _add_any_chunk(
+        self,
+        builder: BatchBuilder,
+        sequences: list[Sequence],
+        room: int,
+        now: float,
+        *,
+        alone: bool,
+    ) -> None:
+        """Let a sequence that has a slot progress, where prompts with images wait for each other.
+
+        alone: its images are encoded whatever others wait for
+        """
+        for sequence in sequences:
+            if sequence.slot >= 0 and sequence.num_new_tokens and builder.waits_for_encoder:
+                self._add_chunk(builder, sequence, room, now, alone=alone)
+
+    def _add_chunk(
+        self,
+        builder: BatchBuilder,
+        sequence: Sequence,
+        room: int,
+        now: float,
+        *,
+        alone: bool = False,
+    ) -> int:
+        """Add a row of at most `room` tokens of a sequence that has a slot; less what the encoder
+        costs.  -> what both take of the room"""
+        count, cost = min(sequence.num_new_tokens, room), 0
+        snapshots, num_waiting = builder.snapshots, self._num_admissible
+        if snapshots is not None:
+            count = snapshots.most_tokens(sequence, count, num_waiting)
+        spare = self.requests.pages_soon
+        count = self.requests.kv_pages.extend_for_chunk(sequence, count, spare)
+        if count <= 0:
+            builder.lacks_pages = True
+            return 0
+        if sequence.request.images:
+            count, cost = self._encode(builder, sequence, count, room, alone=alone)
+            if not count:
+                return cost
+        if snapshots is not None:
+            count = snapshots.add_row(sequence, builder.num_rows, count, num_waiting)
+        if count > 1 or not sequence.first_output_sent:  # not when it resumes after a mask
+            sequence.note_event(now, count)
+        if builder.add_prefill(sequence, count):
+            self.requests.start_decoding(sequence)
+        return cost + count
 
     @property
     def _num_admissible(self) -> int:
@@ -207,22 +241,35 @@ class Scheduler:
         or more where the encoder cannot do less for its next one."""
         if first.slot < 0:
             return first, 0
-        if builder.encoder is None or not first.request.images:
+        if builder.encoder is None:
             return first, min(first.num_new_tokens, budget - budget // 2)
+        limits = builder.encoder.limits
+        if not first.request.images:
+            # As much as leaves a stage of the image that is begun to others.
+            most = max(budget - self.encoder.stage_for_others(first, limits), 0)
+            return first, min(first.num_new_tokens, budget - budget // 2, most)
         first = self.encoder.waits_for(first) or first
         left = first.num_new_tokens + self.encoder.tokens_left([first])
-        least = self.encoder.first_cost(first, builder.encoder.limits)
+        least = self.encoder.first_cost(first, limits)
         return first, min(left, max(budget - budget // 2, least), budget)
 
     def _encode(
-        self, builder: BatchBuilder, sequence: Sequence, count: int, room: int
+        self,
+        builder: BatchBuilder,
+        sequence: Sequence,
+        count: int,
+        room: int,
+        *,
+        alone: bool = False,
     ) -> tuple[int, int]:
         """Let the encoder run for the next `count` tokens.  -> how many of them the step can have,
         and what the encoder costs, of `room` tokens for both."""
         work = builder.encoder
         assert work is not None, "a request with images was taken for a model that reads none"
         nothing_else = not builder.prefilling and not work.stages
-        count, cost = self.encoder.encode(work, sequence, count, room, must_run=nothing_else)
+        count, cost = self.encoder.encode(
+            work, sequence, count, room, must_run=nothing_else or alone, alone=alone
+        )
         sequence.num_encoder_tokens += cost
         return count, cost
 
@@ -244,7 +291,8 @@ class Scheduler:
         )
         if self.requests.resolved.encoder_stages:
             left = self.encoder.tokens_left(prefilling)
-            left += int(waiting_tokens * self.requests.mix.encoder_share)
+            if any(one.request.images for one in waiting):
+                left += int(waiting_tokens * self.requests.mix.encoder_share)
             has_images = any(one.request.images and unread_images(one) for one in prefilling)
             load = load._replace(encoder_tokens=left, has_images=has_images)
             limits = self.chunks.encoder_limits(builder.decoding.num_tokens, load)
@@ -294,6 +342,13 @@ class BatchBuilder:
     @property
     def num_rows(self) -> int:
         return self.decode_rows + len(self.prefilling)
+
+    @property
+    def waits_for_encoder(self) -> bool:
+        """Whether prompts get nothing of the step, or stages of the encoder would be its only work:
+        a step without rows does not run."""
+        work = self.encoder
+        return not (work is None or self.prefilling or (work.stages and self.decode_rows))
 
     def add_prefill(self, sequence: Sequence, count: int) -> bool:
         """Add a row of `count` known tokens.  True if this completes the prefill.

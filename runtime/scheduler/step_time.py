@@ -29,6 +29,7 @@ MAX_DEVIATION = 2.0  # from the prediction, as a factor, that one step may contr
 TOO_SHORT = 4.0
 MAX_TOO_SHORT = 3
 
+MAX_EXTRAPOLATION = 2.0  # times the operations of the largest encoder stages measured
 RECENT_STEPS = 48  # that the dashboard shows
 
 Vector = list[float]
@@ -57,11 +58,12 @@ class StepTimes:
         # |measured / predicted - 1|.
         self.num_predictions, self.prediction_error = 0, 0.0
         self._too_short = 0  # in a row
-        self._samples: defaultdict[tuple[int, int, int], deque[Vector]] = defaultdict(
+        self._samples: defaultdict[tuple[int, ...], deque[Vector]] = defaultdict(
             lambda: deque(maxlen=SAMPLES_PER_SIZE)
         )
         self._num_recorded = 0
         self.recent: deque[tuple[StepLoad, float]] = deque(maxlen=RECENT_STEPS)
+        self._largest_stage = 0.0  # operations of the largest stages in the steps recorded
         self._fit_at = 1  # the weights are fitted once so many steps were recorded
 
     def record(self, load: StepLoad, seconds: float) -> None:
@@ -84,9 +86,18 @@ class StepTimes:
             for value, unit in zip((1.0, *load), FEATURE_SCALES, strict=True)
         ]
         of_images = 2 * (load.encoder_stages > 0) + load.has_images
-        size = (load.rows.bit_length(), load.prompt_tokens.bit_length(), of_images)
+        operations = int(load.encoder_operations)
+        size = (
+            load.rows.bit_length(), load.prompt_tokens.bit_length(), of_images,
+            operations.bit_length(),
+        )  # fmt: skip
         self._samples[size].append(sample)
         self._num_recorded += 1
+        if load.encoder_stages:
+            of_stage = load.encoder_operations / load.encoder_stages
+            if of_stage > MAX_EXTRAPOLATION * self._largest_stage:
+                self._fit_at = self._num_recorded
+            self._largest_stage = max(self._largest_stage, of_stage)
         if load.prompt_tokens:
             self._has_prefill = True
             if expected:
@@ -116,11 +127,16 @@ class StepTimes:
         weights = self._fitted()
         return weights[2] * self._correction if weights is not None else 0.0
 
-    @property
-    def knows_encoder(self) -> bool:
-        """Whether the time of the encoder's stages is known, and that of a prompt token."""
+    def knows_encoder(self, operations: float) -> bool:
+        """Whether the time of encoder stages of so many operations each is known.
+
+        That of a prompt token has to be known, too.  Stages that are much larger than all measured
+        ones are not predicted: small ones do not show what an operation takes.
+        """
         weights = self._fitted()
-        return weights is not None and weights[5] + weights[6] > 0 and weights[2] > 0
+        if weights is None or weights[5] + weights[6] <= 0 or weights[2] <= 0:
+            return False
+        return operations <= MAX_EXTRAPOLATION * self._largest_stage
 
     @property
     def images_seconds(self) -> float:

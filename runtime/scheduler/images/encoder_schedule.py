@@ -60,11 +60,11 @@ class EncoderSchedule:
                 missing |= {one.digest: one for one in unread_images(sequence)}
         num_stages = self._features.num_stages
         costs = [
-            self.cost(one.num_tokens, self._stage_of(one), num_stages)
+            math.ceil(self.cost(one.num_tokens, self._stage_of(one), num_stages))
             for one in missing.values()
             if one.digest not in self._features
         ]
-        return math.ceil(sum(costs))
+        return sum(costs)
 
     def first_cost(self, sequence: Sequence, limits: EncoderLimits) -> int:
         """The least that the next token of a sequence costs in the encoder, in prompt tokens."""
@@ -83,25 +83,46 @@ class EncoderSchedule:
         if image.start > sequence.num_computed_tokens:
             return None
         prefilling = self._requests.prefilling.values()
-        return next((one for one in prefilling if begun_for(begun, one)), None)
+        ready = (one for one in prefilling if one.held_since is None)
+        return next((one for one in ready if begun_for(begun, one)), None)
+
+    def stage_for_others(self, sequence: Sequence, limits: EncoderLimits) -> int:
+        """What the next stage costs of an image that is begun for others than `sequence`."""
+        begun = self._features.begun
+        if begun is None or not limits.cut or begun_for(begun, sequence):
+            return 0
+        return math.ceil(self.cost(begun.num_tokens, begun.stage, begun.stage + 1))
 
     def encode(
-        self, work: EncoderWork, sequence: Sequence, count: int, room: int, *, must_run: bool
+        self,
+        work: EncoderWork,
+        sequence: Sequence,
+        count: int,
+        room: int,
+        *,
+        must_run: bool,
+        alone: bool = False,
     ) -> tuple[int, int]:
         """Run stages for the next `count` tokens of a sequence, which may take `room` tokens.
 
         must_run: a stage at least is run if one is needed, however long it takes
+        alone: whatever others wait for.  The image that is half-way is given up unless it is one of
+        this sequence, and so are features that others have yet to read, where there is no room:
+        those images are encoded again
         -> for how many of these tokens there are features then, and room, and what it cost
         """
         start, cost = sequence.num_computed_tokens, 0
         end = start + count
+        if alone:
+            self._features.give_up_unless_wanted([sequence])
         for image in unread_images(sequence):
             if image.start >= end:
                 break
             if image.digest not in self._features:
                 before = max(image.start - start, 0)
                 must = must_run and not before and not cost
-                cost += self._run(work, image, room - cost - before, must=must)
+                others = [] if alone else self._requests.prefilling.values()
+                cost += self._run(work, image, others, room - cost - before, must=must)
                 if image.digest not in self._features:
                     end = start + before
                     break
@@ -112,8 +133,19 @@ class EncoderSchedule:
                 self._features.read(image.digest, first=first)
         return end - start, cost
 
-    def _run(self, work: EncoderWork, image: PromptImage, room: int, *, must: bool) -> int:
-        """Run stages of an image.  -> what they cost"""
+    def _run(
+        self,
+        work: EncoderWork,
+        image: PromptImage,
+        others: Iterable[Sequence],
+        room: int,
+        *,
+        must: bool,
+    ) -> int:
+        """Run stages of an image, unless there is no room beside what `others` can read.
+
+        -> what they cost
+        """
         features, cost = self._features, 0
         begun = features.begun
         if begun is not None and begun.digest != image.digest:
@@ -124,10 +156,8 @@ class EncoderSchedule:
         count = self._affordable(work, image, first, room - cost, must=must)
         if not count:
             return cost
-        if features.begun is None:
-            prefilling = self._requests.prefilling.values()
-            if not features.try_begin(image, prefilling):
-                return cost
+        if features.begun is None and not features.try_begin(image, others):
+            return cost
         return cost + self._advance(work, count, image)
 
     def _affordable(
@@ -138,8 +168,9 @@ class EncoderSchedule:
         if not work.limits.charged:
             return num_stages - first
         if work.limits.cut:
-            if not self._times.knows_encoder:
-                return int(not work.num_stages)  # one a step, which shows how long it takes
+            of_stage = self.operations(image.num_tokens, first, first + 1)
+            if not self._times.knows_encoder(of_stage):  # one a step shows how long it takes
+                end = first + int(not work.num_stages)
             while end > first and self.cost(image.num_tokens, first, end) > room:
                 end -= 1
             return end - first or int(must)

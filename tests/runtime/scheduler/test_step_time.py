@@ -130,7 +130,7 @@ def test_the_encoders_time_is_learned_beside_that_of_prompts() -> None:
 
 def test_the_encoder_costs_nothing_until_it_has_run_and_is_not_called_known() -> None:
     times = learned(random.Random(5))
-    assert times.encoder_tokens(28, 5600.0) == 0 and not times.knows_encoder
+    assert times.encoder_tokens(28, 5600.0) == 0 and not times.knows_encoder(0)
     assert times.images_seconds == 0
 
 
