@@ -1,8 +1,9 @@
 """One API process: `python -m server.process.api_process`, started by the launcher.
 
 It reads `ApiProcessArgs` as one line of JSON from stdin, and ends when stdin does, which means that
-the launcher is gone.  It answers at once, and loads the tokenizer meanwhile.  SIGTERM drains (see
-server/process/drain.py); then the process ends with code 0.
+the launcher is gone.  The first process answers at once, and loads the tokenizer meanwhile; one
+that would only refuse requests which another can answer takes no connections before the model is
+ready.  SIGTERM drains (see server/process/drain.py); then the process ends with code 0.
 """
 
 from __future__ import annotations
@@ -51,11 +52,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("wavefill.server")
 
 DAY_SECONDS = 86400.0
+POLL_SECONDS = 0.05
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
 async def serve(start: ApiProcessArgs) -> None:
-    """Answer requests until SIGTERM, then drain.  Until the model is loaded, they get 503.
+    """Answer requests until SIGTERM, then drain.  Until the model is loaded, they get 503, or go to
+    another process unless `start.at_once`.
 
     Raises TokenizerError, StoreUnusable, DataError.
     """
@@ -102,14 +105,20 @@ async def serve(start: ApiProcessArgs) -> None:
     server, listener = http_server(app, config), socket.socket(fileno=start.listener)
     work = BackgroundWork(start, state)
     drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
+    gate = app.state.drain_state
 
     def on_sigterm() -> None:
-        gate = app.state.drain_state
         drains.append(loop.create_task(drain(server, listener, gate, state, work.stop_batches)))
 
+    async def serve_http() -> None:
+        while not (start.at_once or gate.draining or (loading.done() and client.ready)):
+            await asyncio.sleep(POLL_SECONDS)
+        if not gate.draining:
+            await server.serve([listener])
+
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
-    serving = loop.create_task(server.serve([listener]))
     loading = loop.create_task(load_model(state, found))
+    serving = loop.create_task(serve_http())
     try:
         await asyncio.wait({serving, loading}, return_when="FIRST_COMPLETED")
         if loading.done():

@@ -51,7 +51,7 @@ async def drain(
             config.drain_delay,
         )
         await _until(down, time.monotonic() + config.drain_delay)
-    await _close_listener(server, listener)
+    await _close_listener(server, listener, answers=client.ready is not None)
     deadline = time.monotonic() + config.drain_seconds
     if gate.open_requests:
         log.info(
@@ -77,9 +77,14 @@ async def _until(condition: Callable[[], bool], deadline: float) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _close_listener(server: ApiServer, listener: socket.socket) -> None:
-    """Accept what has connected, then close this process's part of the port."""
-    await asyncio.sleep(stop_handshakes(listener))
+async def _close_listener(server: ApiServer, listener: socket.socket, *, answers: bool) -> None:
+    """Accept what has connected, then close this process's part of the port.
+
+    answers: requests.  One that still starts leaves handshakes to the processes that do, whose port
+    it is, too.
+    """
+    if answers:
+        await asyncio.sleep(stop_handshakes(listener))
     for accepting in server.servers:
         accepting.close()
     listener.close()

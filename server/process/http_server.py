@@ -21,6 +21,7 @@ class ApiServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, limit: ConnectionLimit) -> None:
         super().__init__(config)
         self.limit = limit
+        self.servers = []  # until it starts
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:

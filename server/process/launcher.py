@@ -200,12 +200,15 @@ class Launcher:
             api.send(ModelFound(directory))
 
     async def _start_api(self, index: int) -> None:
+        # While others answer, connections are not for a process that has to refuse requests.
+        is_first = index == 0 and not self._apis[index].started
         await self._apis[index].start(
             ApiProcessArgs(
                 config=self._config,
                 index=index,
                 engines=[engine.addresses[index] for engine in self._engines],
                 listener=self._listener.fileno(),
+                at_once=is_first or len(self._apis) == 1,
             )
         )
 

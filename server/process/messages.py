@@ -15,6 +15,7 @@ class ApiProcessArgs(Struct, frozen=True, kw_only=True):
     index: int
     engines: list[EngineAddress]  # of each, and of this process's end
     listener: int  # file descriptor
+    at_once: bool  # answers before the model is loaded, if only that it is not
 
 
 class ModelFound(Struct, frozen=True, tag="model"):

@@ -121,7 +121,7 @@ class EncoderSchedule:
             if image.digest not in self._features:
                 before = max(image.start - start, 0)
                 must = must_run and not before and not cost
-                others = [] if alone else self._requests.prefilling.values()
+                others: Iterable[Sequence] = () if alone else self._requests.prefilling.values()
                 cost += self._run(work, image, others, room - cost - before, must=must)
                 if image.digest not in self._features:
                     end = start + before
