@@ -72,6 +72,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     seed: int = 0
 
 
+# What --tensor-parallel auto says where it chooses 1 and --expert-parallel is given.
+UNDIVIDED_EXPERTS = "; --expert-parallel changes nothing there"
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """The numbers of a model that a memory plan needs."""
 

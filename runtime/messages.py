@@ -409,6 +409,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     text_part: bool = False  # of a model that also sees images: it reads text alone here
     num_snapshots: int = 0  # of these states, from which later requests can continue
     reads_images: bool = False
+    ranks: int = 1  # devices, or processes on a CPU, that share the model
     why_ranks: str = ""  # the reason for their number, which --tensor-parallel auto has chosen
 
     @property

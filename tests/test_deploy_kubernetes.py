@@ -20,7 +20,7 @@ import yaml
 from runtime.messages import Ready, Stats
 from server.apis.ops import routes as operation
 from server.cli.commands import serve
-from server.cli.flags import ALIASES
+from server.cli.flags import ALIASES, MAX_RANKS
 from server.config import ServerConfig
 from server.metrics.metrics import Metrics
 from tests.support.operator_kinds import KINDS
@@ -204,7 +204,7 @@ def test_a_server_has_an_engine_or_a_rank_for_each_gpu() -> None:
         asked = container(name)["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert used == max(1, asked), name
     ranks = SCHEMA["properties"]["tensorParallel"]
-    assert (ranks["minimum"], ranks["maximum"]) == (1, serve.MAX_RANKS)
+    assert (ranks["minimum"], ranks["maximum"]) == (1, MAX_RANKS)
     options = re.compile(SCHEMA["properties"]["args"]["items"]["not"]["pattern"])
     for name in ("data_parallel", "tensor_parallel"):
         for flag in (f"--{name.replace('_', '-')}", *ALIASES[name]):

@@ -5,13 +5,14 @@ The question is answered in a process of its own, which needs PyTorch and some m
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
 import msgspec
 from msgspec.structs import replace
 
-from runtime.config import EngineConfig
+from runtime.config import UNDIVIDED_EXPERTS, EngineConfig
 
 MODULE = "runtime.startup.fit.choose_ranks"
 
@@ -37,7 +38,17 @@ def with_chosen_ranks(config: EngineConfig, *, has_driver: bool) -> tuple[Engine
         command = [sys.executable, "-P", "-m", MODULE]
         question = msgspec.json.encode(config) + b"\n"
         answer = subprocess.run(command, input=question, stdout=subprocess.PIPE)
+        if answer.returncode < 0:
+            name = signal.Signals(-answer.returncode).name
+            print(
+                "error: --tensor-parallel auto: the process that asks the GPUs for their memory "
+                f"ended with signal {name}: the system may have run out of memory, see `dmesg`",
+                file=sys.stderr,
+                flush=True,
+            )
+            raise SystemExit(1)
         if answer.returncode:
             raise SystemExit(answer.returncode)
         chosen = msgspec.json.decode(answer.stdout, type=ChosenRanks)
-    return replace(config, tensor_parallel=chosen.ranks), chosen.reason
+    alone = UNDIVIDED_EXPERTS if config.expert_parallel and chosen.ranks == 1 else ""
+    return replace(config, tensor_parallel=chosen.ranks), chosen.reason + alone

@@ -40,19 +40,27 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     store: str  # file by which ranks find each other
     memory: int  # descriptors of the ring of steps
     pipe: int
+    host_free: int = 0  # as in EngineProcessArgs
 
 
 class Followers:
     """The other ranks of a model, and the ring in which they find its steps."""
 
-    def __init__(self, config: EngineConfig, store: str) -> None:
+    def __init__(self, config: EngineConfig, store: str, host_free: int = 0) -> None:
         ends = Ends.create(config.tensor_parallel - 1)
         self._sender = BroadcastSender(ends, stall_seconds=STALL_SECONDS)
         self._stopping = False
         self._processes: list[subprocess.Popen[bytes]] = []
         for reader in range(config.tensor_parallel - 1):
             memory, pipe = ends.of_reader(reader)
-            args = RankArgs(config=config, rank=reader + 1, store=store, memory=memory, pipe=pipe)
+            args = RankArgs(
+                config=config,
+                rank=reader + 1,
+                store=store,
+                memory=memory,
+                pipe=pipe,
+                host_free=host_free,
+            )
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE],
                 stdin=subprocess.PIPE,

@@ -163,7 +163,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         followers: Followers | None = None
         if config.tensor_parallel > 1:
             _check_division(config)  # before there are processes that would all find it
-            followers = Followers(config, _store(args))
+            followers = Followers(config, _store(args), args.host_free)
             stack.callback(followers.stop)
         # PyTorch takes seconds to import: the clients hear from us first, and compilers start
         # meanwhile.  The garbage collector would traverse all imported objects and free none.

@@ -37,7 +37,9 @@ def run(args: RankArgs) -> None:
         device=config.device,
         deterministic=config.deterministic,
     )
-    executor = load(config, lambda phase, done, total: None, ranks=ranks).executor
+    executor = load(
+        config, lambda phase, done, total: None, ranks=ranks, host_free=args.host_free
+    ).executor
     gc.collect()
     gc.freeze()  # as in the engine process: all ranks wait for one that collects
     gc.set_threshold(GC_THRESHOLD)

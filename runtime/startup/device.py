@@ -29,10 +29,15 @@ DTYPES: dict[DTypeName, torch.dtype] = {
 }
 KV_DTYPES: dict[KVDTypeName, torch.dtype] = {**DTYPES, "fp8_e4m3": torch.float8_e4m3fn}
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-NAMES_GPU = re.compile(r"\d|GPU-|MIG-")  # the begin of a value that does not hide all GPUs
+HIDES_ALL = re.compile(r"(-.*|NoDevFiles|none|void)?")  # values with which a CPU is meant
+NO_DEVICE = 100  # CUDA_ERROR_NO_DEVICE
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
 KEPT_BYTES = 1 << 30
 MALLOPT_TRIM_THRESHOLD, MALLOPT_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+
+
+class UnusableGPU(ConfigError):
+    """A GPU is visible and gives no context: it is busy, for one process alone, or broken."""
 
 
 def choose_device(requested: DeviceOption) -> torch.device:
@@ -50,13 +55,39 @@ def choose_device(requested: DeviceOption) -> torch.device:
             "CUDA build of torch?): use --device cpu or auto"
         )
     named = os.environ.get(VISIBLE_DEVICES, "")
-    if NAMES_GPU.match(named.strip()) and torch.version.cuda and has_driver():
+    if not HIDES_ALL.fullmatch(named.strip()) and torch.version.cuda and has_driver():
         raise ConfigError(
-            f"{VISIBLE_DEVICES}={named}: PyTorch sees no such GPU: name one of this machine "
-            "(nvidia-smi lists them; each engine of --data-parallel has the next one), or use "
-            "--device cpu"
+            f"{VISIBLE_DEVICES}={named}: PyTorch sees no such GPU: {_remedy()}, or use --device cpu"
         )
     return torch.device("cpu")
+
+
+def _remedy() -> str:
+    """What to do about GPUs that PyTorch does not see, by what the driver says of them."""
+    code, count = ask_driver()
+    if code not in (0, NO_DEVICE):
+        return f"the driver does not start (cuInit: error {code}); see whether nvidia-smi runs"
+    if count:
+        return (
+            f"the driver sees {count}, and may be too old for this build of torch (CUDA "
+            f"{torch.version.cuda}): install a newer driver"
+        )
+    return (
+        "name one of this machine (nvidia-smi lists them; each engine of --data-parallel has the "
+        "next one)"
+    )
+
+
+def ask_driver() -> tuple[int, int]:
+    """-> (the result of cuInit, 0 if all is well; how many GPUs it sees, 0 if it does not say)."""
+    try:
+        driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
+    except OSError:
+        return NO_DEVICE, 0
+    code = driver.cuInit(0)
+    if code == 0:
+        driver.cuDeviceGetCount(ctypes.byref(count))
+    return code, count.value
 
 
 def choose_dtype(
@@ -154,6 +185,15 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     return free_host_bytes(CGROUP)
+
+
+def gpu_free_bytes(index: int) -> int:
+    """Raises UnusableGPU, where another process has the GPU or its memory."""
+    try:
+        return free_bytes(torch.device("cuda", index))
+    except RuntimeError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UnusableGPU(f"GPU {index} cannot be used: {reason}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

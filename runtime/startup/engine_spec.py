@@ -135,7 +135,7 @@ class EngineSpec:
         processes: of a CPU, that take as much memory each
         """
         # Host memory is overcommitted: a process that uses too much is killed later.
-        if not self.on_gpu and self._weight_bytes() * processes > free:
+        if not self.on_gpu and self.loaded_bytes() * processes > free:
             raise self._too_heavy(free, processes)
         try:
             return ModelLoader(
@@ -152,7 +152,8 @@ class EngineSpec:
                 raise
             raise self._too_heavy(free) from None
 
-    def _weight_bytes(self) -> int:
+    def loaded_bytes(self) -> int:
+        """Of the weights, with copies that a CPU makes of them."""
         dtype = DTYPES[self.dtype]
         copies = 0 if self.on_gpu else copy_bytes(self.config, dtype)
         packs = packs_of(self.device, dtype)
@@ -162,9 +163,9 @@ class EngineSpec:
     def _too_heavy(self, free: int, processes: int = 1) -> ConfigError:
         half = "--dtype bfloat16, " if self.dtype == "float32" else ""
         each = f" in each of {processes} processes" if processes > 1 else ""
-        half += "fewer engines (--data-parallel), " if each else ""
+        half += "fewer engines (--data-parallel), " if self.requested.data_parallel > 1 else ""
         return ConfigError(
-            f"memory: weights in {self.dtype} take {size(self._weight_bytes())}{each}, "
+            f"memory: weights in {self.dtype} take {size(self.loaded_bytes())}{each}, "
             f"{size(free)} are free on this device, and no --gpu-memory, --max-model-len or "
             f"--max-num-seqs changes that: end other programs on it, or use {half}a smaller model "
             "or another device (`wavefill plan` says what fits)"

@@ -102,7 +102,7 @@ def _with_chosen_ranks(query: FitQuery, whole: ModelConfig) -> tuple[FitQuery, R
     """With the number of ranks, and why, where --tensor-parallel auto leaves it open."""
     if query.config.tensor_parallel:
         return query, None
-    gpus = visible_gpus(query.config)
+    gpus = 0 if query.card else visible_gpus(query.config)
     most = MAX_RANKS if query.card else min(gpus, max(1, gpus // query.config.data_parallel))
     of, least = partial(with_ranks, query, whole), partial(least_ranks, query, whole)
     choice = choose_ranks(query.config, whole, most, of, least)

@@ -65,7 +65,7 @@ def load(
     timeline: continued from the caller's last mark; compilers: used if possible, and closed.
     ranks: those that share the model, each of which calls this
     host_free: bytes that all engines of a server may take of a CPU's memory, where several start at
-    the same time; 0: this one starts alone
+    the same time, of which each rank has to know; 0: this one starts alone
     Raises ConfigError, ModelError or UnsupportedAttention if the configuration cannot run here.
     """
     timeline = timeline or Timeline()
@@ -166,7 +166,10 @@ def _on_cpu(
     loading = engine_spec.begin_loading(host_free or free, processes)
     loading.finish(progress)
     timeline.mark("weights")
-    [free] = engine_spec.ranks.least(free_bytes(engine_spec.device))
+    free = free_bytes(engine_spec.device)
+    if host_free:  # the other engines may not have loaded their weights yet
+        free = min(free, max(0, host_free - processes * engine_spec.loaded_bytes()))
+    [free] = engine_spec.ranks.least(free)
     plan = cpu_memory_plan(engine_spec.requested, free // engine_spec.ranks.size)
     resolved = engine_spec.resolve_config(plan)
     kv = engine_spec.kv_pool(resolved.num_pages, resolved)
@@ -206,6 +209,7 @@ def _ready(
         text_part=config.text_part,
         num_snapshots=resolved.num_snapshots,
         reads_images=bool(resolved.image_token_side),
+        ranks=engine_spec.ranks.size,
     )
 
 

@@ -16,10 +16,13 @@ from runtime.config import EngineConfig
 from server.cli.config_file import DEFAULT, NO_FILE, ConfigFile, load
 from server.cli.main import UsageError
 from server.config import ServerConfig
+from server.visible_gpus import VisibleDevicesError, expanded
 
 PREFIX = "WAVEFILL_"
 # `serve` reads them itself.
 OTHER_VARIABLES = ("MODEL", "REVISION", "API_KEY", "API_KEY_FILE", "CONFIG")
+MAX_ENGINES = 64
+MAX_RANKS = 16
 UNITS = {"": 1, "k": 1024, "m": 1024**2, "g": 1024**3}
 
 # Field -> help.  A field that is not here has no flag: the command derives it.
@@ -193,6 +196,14 @@ def _format_default(name: str, default: Any) -> str:
     return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
 
 
+def variables_for_cuda(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a process that uses CUDA.  Raises UsageError."""
+    try:
+        return {**environment, **expanded(environment)}
+    except VisibleDevicesError as error:
+        raise UsageError(str(error)) from None
+
+
 def flag_of(name: str) -> str:
     return "--" + {"served_names": "served-model-name"}.get(name, name.replace("_", "-"))
 
@@ -231,7 +242,12 @@ def read_engine_flags(
     values = _read(args, environment, file, EngineConfig, names)
     if not 0 < values.get("gpu_memory", 1.0) <= 1:
         raise UsageError(f"--gpu-memory {values['gpu_memory']}: it must be above 0 and at most 1")
-    if values.get("expert_parallel") and values.get("tensor_parallel", 1) == 1:
+    count, ranks = values.get("data_parallel", 1), values.get("tensor_parallel", 1)
+    if not 1 <= count <= MAX_ENGINES:
+        raise UsageError(f"--data-parallel {count}: choose from 1 to {MAX_ENGINES}")
+    if ranks > MAX_RANKS:
+        raise UsageError(f"--tensor-parallel {ranks}: choose from 1 to {MAX_RANKS}, or auto")
+    if values.get("expert_parallel") and ranks == 1:
         raise UsageError(
             "--expert-parallel: experts are divided among the GPUs of --tensor-parallel N (or "
             "auto): add it, or leave this one out"

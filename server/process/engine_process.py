@@ -12,10 +12,9 @@ from runtime.config import EngineConfig
 from runtime.host_memory import free_host_bytes
 from runtime.ipc.client import ClientNotifier, EngineAddress
 from server.process.child import Child, describe
+from server.visible_gpus import VISIBLE_DEVICES, expanded, listed
 
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 DEVICES = Path("/dev")
-RANGE = re.compile(r"(\d+)-(\d+)")  # in CUDA_VISIBLE_DEVICES: CUDA itself takes single GPUs alone
 
 
 class EngineProcess:
@@ -29,8 +28,8 @@ class EngineProcess:
         if config.device != "cpu":
             if several:
                 variables = visible_devices(index, gpus_of_engine(config))
-            elif RANGE.search(os.environ.get(VISIBLE_DEVICES, "")):
-                variables = {VISIBLE_DEVICES: ",".join(_listed(None) or [])}
+            else:
+                variables = expanded(os.environ)
         self.name = name if several else "the engine process"
         self.child = Child(name, module, variables=variables)
         self.addresses = [
@@ -93,35 +92,16 @@ def visible_devices(
 ) -> dict[str, str]:
     """The variable that lets an engine see its GPUs: the first engine has the first `count` entries
     of those that we see."""
-    seen, first = _listed(environment), index * count
+    seen = listed(os.environ if environment is None else environment)
+    first = index * count
     own = map(str, range(first, first + count)) if seen is None else seen[first : first + count]
     return {VISIBLE_DEVICES: ",".join(own)}
 
 
 def num_gpus(environment: Mapping[str, str] | None = None, devices: Path = DEVICES) -> int | None:
     """GPUs that engines may use; None: not known here."""
-    seen = _listed(environment)
+    seen = listed(os.environ if environment is None else environment)
     if seen is not None:
         return len(seen)
     found = sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in devices.iterdir())
     return found or None
-
-
-def _listed(environment: Mapping[str, str] | None) -> list[str] | None:
-    """The entries of CUDA_VISIBLE_DEVICES, one for each GPU; None if it is not set.
-
-    CUDA sees nothing from the first entry on that is no GPU, such as -1.
-    """
-    value = (os.environ if environment is None else environment).get(VISIBLE_DEVICES)
-    if value is None:
-        return None
-    found: list[str] = []
-    for entry in filter(None, map(str.strip, value.split(","))):
-        several = RANGE.fullmatch(entry)
-        if several is not None:
-            found += map(str, range(int(several[1]), int(several[2]) + 1))
-        elif entry.startswith("-"):
-            break
-        else:
-            found.append(entry)
-    return found

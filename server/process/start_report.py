@@ -123,6 +123,7 @@ def start_report(
         path, prompt = "chat/completions", '"messages": [{"role": "user", "content": "Hello!"}]'
     phases = " | ".join(f"{name} {seconds:.1f}" for name, seconds in ready.phases)
     start = f"  start   {phases} s\n" if phases else ""
+    ranks = _ranks(config, ready)
     layers = _text_part(ready, processes) + "".join(f"  layers  {line}\n" for line in ready.layers)
     return f"""
 wavefill {version("wavefill")}  {name} ({ready.model_type}, {ready.dtype}) on {ready.device}, \
@@ -132,7 +133,7 @@ attention {ready.attention}
   limits  {ready.max_model_len:,} tokens a request{limited} | \
 {ready.max_num_seqs:,} running, {config.max_queue:,} with the queue | \
 {ready.max_batched_tokens:,} tokens a step
-{_ranks(ready)}{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
+{ranks}{_states(ready)}{layers}{start}  ready   {ready.load_seconds:.1f} s    {url}/v1   \
 playground /   dashboard /dashboard   docs /docs   metrics /metrics   health /health
 
   curl {url}/v1/{path} -H 'content-type: application/json'{key} \\
@@ -148,9 +149,12 @@ def engine_line(index: int, count: int, ready: Ready) -> str:
     )
 
 
-def _ranks(ready: Ready) -> str:
-    """Why --tensor-parallel auto has taken as many devices as it has."""
-    return f"  ranks   --tensor-parallel auto: {ready.why_ranks}\n" if ready.why_ranks else ""
+def _ranks(config: ServerConfig, ready: Ready) -> str:
+    """Why --tensor-parallel auto has taken as many devices as it has, and --expert-parallel."""
+    parts = [f"--tensor-parallel auto: {ready.why_ranks}"] if ready.why_ranks else []
+    if config.engine.expert_parallel and ready.ranks > 1:
+        parts.append("whole experts on each")
+    return f"  ranks   {' | '.join(parts)}\n" if parts else ""
 
 
 def _states(ready: Ready) -> str:

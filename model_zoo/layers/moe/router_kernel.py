@@ -4,7 +4,7 @@
 #   writes    ids [T, k] int32, weights [T, k] fp32
 #   math      as route() of routing.py: scores in fp32, the k best one after the other, and of equal
 #             ones the first.  NaN is below every score, so that ids are different experts.  Of a
-#             rank that has OWN experts from FIRST on, these are 0 to OWN - 1, and all others OWN
+#             rank that has OWN experts from first on, these are 0 to OWN - 1, and all others OWN
 #   launch    dependents are launched at once; it reads nothing before the wait
 #   bound     latency: k reductions over a warp
 #   checked   tests/model_zoo/layers/moe/test_router.py against route()
@@ -52,12 +52,11 @@ def _kept_groups(choice, GROUPS: tl.constexpr, KEPT: tl.constexpr):
     return tl.where(is_kept[:, None], grouped, LOWEST_SCORE).reshape(choice.shape[0])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])  # all ranks run one kernel
 def _route(
-    LOGITS, BIAS, IDS, WEIGHTS, scale, logits_row, E: tl.constexpr, TOP_K: tl.constexpr,
+    LOGITS, BIAS, IDS, WEIGHTS, scale, logits_row, first, E: tl.constexpr, TOP_K: tl.constexpr,
     BLOCK_E: tl.constexpr, SLOTS: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, FIRST: tl.constexpr, OWN: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, OWN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     expert = tl.arange(0, BLOCK_E)
@@ -97,8 +96,8 @@ def _route(
         total = tl.sum(weights, 0)
         weights /= total + LEAST if SCORING == "sigmoid" else total
     if OWN < E:
-        is_own = (ids >= FIRST) & (ids < FIRST + OWN)
-        ids = tl.where(is_own, ids - FIRST, OWN)
+        is_own = (ids >= first) & (ids < first + OWN)
+        ids = tl.where(is_own, ids - first, OWN)
     tl.store(IDS + row * TOP_K + slot, ids, mask=taken)
     tl.store(WEIGHTS + row * TOP_K + slot, weights * scale, mask=taken)
 
@@ -120,10 +119,10 @@ def route_tokens(
     weights = torch.empty(tokens, config.top_k, dtype=torch.float32, device=logits.device)
     if tokens:
         _route[(tokens,)](
-            logits, bias, ids, weights, config.scale, logits.stride(0), E=experts,
-            TOP_K=config.top_k, BLOCK_E=triton.next_power_of_2(experts),
+            logits, bias, ids, weights, config.scale, logits.stride(0), own.start,
+            E=experts, TOP_K=config.top_k, BLOCK_E=triton.next_power_of_2(experts),
             SLOTS=triton.next_power_of_2(config.top_k), SCORING=config.scoring,
             RENORMALIZE=config.renormalize, GROUPS=config.groups, KEPT=config.kept_groups,
-            FIRST=own.start, OWN=len(own), num_warps=1, **dependent_launch(logits.device),
+            OWN=len(own), num_warps=1, **dependent_launch(logits.device),
         )  # fmt: skip
     return ids, weights

@@ -91,9 +91,14 @@ def is_right(output: Tensor, expected: Tensor, tiles: Tiles) -> bool:
 
 def random_routing(experts: Experts, tokens: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """-> (ids [T, k] int32, different ones in a row but for those that are not here; weights
-    [T, k] float32)."""
+    [T, k] float32).
+
+    At least one is here: of a product that is 0, every candidate would be right.
+    """
     scores = torch.rand(tokens, experts.all_experts, device=device)
     ids = scores.topk(experts.top_k).indices.int().clamp_max(experts.num_experts)
+    here = (ids[0] < experts.num_experts).any()  # stays on the device
+    ids[0, 0] = torch.where(here, ids[0, 0], 0)
     return ids, torch.full(ids.shape, 1 / experts.top_k, device=device)
 
 

@@ -34,8 +34,6 @@ def choose(query: FitQuery, most: int) -> RankChoice:
     """At most `most` GPUs, or 0 for a CPU.  Raises ConfigError or ModelError."""
     requested = query.config
     whole = read_config(Path(requested.model), images=requested.max_image_pixels > 0)
-    if most == 1:
-        return RankChoice(1, "the only GPU that is visible")
     of = partial(with_ranks, query, whole)
     found = choose_ranks(requested, whole, most, of, partial(least_ranks, query, whole))
     if found.fits:

@@ -21,12 +21,20 @@ from runtime.config import (
     EngineConfig,
     ModelFacts,
     ResolvedConfig,
+    check,
     resolve,
     step_limits,
 )
 from runtime.executor.state_store import LANES
 from runtime.memory_plan import MemoryPlan, size
-from runtime.startup.device import DTYPES, choose_device, choose_dtype, choose_kv_dtype, free_bytes
+from runtime.startup.device import (
+    DTYPES,
+    choose_device,
+    choose_dtype,
+    choose_kv_dtype,
+    free_bytes,
+    gpu_free_bytes,
+)
 from runtime.startup.engine_spec import layers_of
 from runtime.startup.memory_estimate import (
     CONTEXT_BYTES,
@@ -58,7 +66,10 @@ class TargetDevice:
 
 
 def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
-    """The device of this machine, or the GPU of --card."""
+    """The device of this machine, or the GPU of --card.
+
+    Raises UnusableGPU, another ConfigError or ModelError.
+    """
     requested = query.config
     if query.card:
         own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
@@ -72,10 +83,11 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
     layers = _layers(query, dtype, config)
     kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"
-    free = free_bytes(device)
     if kind == "cuda":  # of the rank that has least
         seen = range(min(requested.tensor_parallel, torch.cuda.device_count()))
-        free = min(free_bytes(torch.device("cuda", index)) for index in seen)
+        free = min(map(gpu_free_bytes, seen))
+    else:
+        free = free_bytes(device)
     return TargetDevice(kind, name, free, dtype, layers.scheme_of)
 
 
@@ -171,20 +183,26 @@ def rank_config(requested: EngineConfig, whole: ModelConfig) -> ModelConfig:
 
 
 def least_ranks(query: FitQuery, whole: ModelConfig) -> int:
-    """No fewer devices hold the weights: among N each has at least an N-th of them."""
+    """No fewer devices hold the weights: among N each has at least an N-th of them.
+
+    Raises ConfigError or ModelError for what is wrong with any number of them.
+    """
     requested = replace(query.config, tensor_parallel=1)
     target = target_device(replace(query, config=requested), whole)
+    check(requested, model_facts(requested, whole, target), requested.attention, None)
     weights = weight_bytes(whole, DTYPES[target.dtype], target.scheme_of)
     return math.ceil(weights / max(1.0, target.free * requested.gpu_memory))
 
 
-def with_ranks(query: FitQuery, whole: ModelConfig, ranks: int) -> ResolvedConfig | None:
-    """The configuration with so many ranks; None if the model cannot be divided so, or does not
-    fit."""
+def with_ranks(
+    query: FitQuery, whole: ModelConfig, ranks: int
+) -> ResolvedConfig | ConfigError | ModelError:
+    """The configuration with so many ranks; ModelError if the model cannot be divided so,
+    ConfigError if it does not fit."""
     requested = replace(query.config, tensor_parallel=ranks)
     try:
         config = rank_config(requested, whole)
         target = target_device(replace(query, config=requested), config)
         return resolve_config(requested, config, target)
-    except (ConfigError, ModelError):
-        return None
+    except (ConfigError, ModelError) as error:
+        return error

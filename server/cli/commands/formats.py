@@ -11,7 +11,12 @@ import sys
 import msgspec
 
 from runtime.config import EngineConfig
-from server.cli.flags import add_engine_flags, add_model_arguments, read_engine_flags
+from server.cli.flags import (
+    add_engine_flags,
+    add_model_arguments,
+    read_engine_flags,
+    variables_for_cuda,
+)
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, CONFIG_ONLY, resolve_model
 
@@ -46,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     directory, _ = resolve_model(name, args.revision, CONFIG_ONLY)
     config = EngineConfig(model=str(directory), **requested)
     question = msgspec.json.encode({"config": config, "capability": capability})
-    return subprocess.run(FORMAT_REPORT_COMMAND, input=question + b"\n").returncode
+    environment = variables_for_cuda(os.environ)
+    return subprocess.run(FORMAT_REPORT_COMMAND, input=question + b"\n", env=environment).returncode
 
 
 def capability_of(text: str) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from server.cli.flags import (
     add_model_arguments,
     read_config_file,
     read_engine_flags,
+    variables_for_cuda,
 )
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, CONFIG_ONLY, find_local, resolve_model
@@ -66,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     directory, _ = local or resolve_model(name, revision or None, CONFIG_ONLY)
     config = EngineConfig(model=str(directory), **requested)
     question = msgspec.json.encode({"config": config, "card": card, "downloaded": local is None})
-    return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n").returncode
+    environment = variables_for_cuda(os.environ)
+    return subprocess.run(FIT_REPORT_COMMAND, input=question + b"\n", env=environment).returncode
 
 
 def card_bytes(text: str) -> int:

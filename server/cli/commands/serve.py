@@ -22,6 +22,7 @@ from server.cli.flags import (
     read_config_file,
     read_flags,
     unknown_variables,
+    variables_for_cuda,
 )
 from server.cli.main import UsageError
 from server.cli.model_source import BUILT_IN, find_local
@@ -31,8 +32,6 @@ log = logging.getLogger("wavefill.launcher")
 
 PORT_IN_USE = 98  # exit code
 MAX_API_WORKERS = 64
-MAX_ENGINES = 64
-MAX_RANKS = 16
 MIN_HEADER = 1024
 MIN_BODY = 1024
 
@@ -140,12 +139,9 @@ def requested_config(
 def _check_engines(engine: EngineConfig) -> None:
     from server.process.engine_process import num_gpus
 
-    count = engine.data_parallel
-    if not 1 <= count <= MAX_ENGINES:
-        raise UsageError(f"--data-parallel {count}: choose from 1 to {MAX_ENGINES}")
-    ranks = engine.tensor_parallel
-    if ranks > MAX_RANKS:
-        raise UsageError(f"--tensor-parallel {ranks}: choose from 1 to {MAX_RANKS}, or auto")
+    count, ranks = engine.data_parallel, engine.tensor_parallel
+    if engine.device != "cpu":
+        variables_for_cuda(os.environ)  # what the engines will get can be read
     gpus = num_gpus() if engine.device != "cpu" and max(count, ranks) > 1 else None
     if gpus is not None and ranks > 1 and count * ranks > gpus > 0:
         engines = f"--data-parallel {count} with " if count > 1 else ""

@@ -80,14 +80,35 @@ def test_gpus_that_the_environment_names_and_that_are_not_there_are_refused(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(device, "has_driver", lambda: True)
-    for named in ("7", "GPU-1f"):
+    monkeypatch.setattr(device, "ask_driver", lambda: (device.NO_DEVICE, 0))
+    for named in ("7", "GPU-1f", "cuda:0", "gpu1", "abc"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
         with pytest.raises(ConfigError, match=f"CUDA_VISIBLE_DEVICES={named}: PyTorch sees no"):
             choose_device("auto")
         assert choose_device("cpu") == CPU
-    for hidden in ("", "-1", "NoDevFiles"):
+    for hidden in ("", "-1", "NoDevFiles", "none", "void"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
         assert choose_device("auto") == CPU
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((100, 0), "name one of this machine"),
+        ((0, 2), r"the driver sees 2, and may be too old for this build of torch \(CUDA 13.0\)"),
+        ((999, 0), r"the driver does not start \(cuInit: error 999\)"),
+    ],
+)
+def test_the_driver_is_asked_why_no_gpu_is_seen(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[int, int], message: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(device, "has_driver", lambda: True)
+    monkeypatch.setattr(device, "ask_driver", lambda: answer)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    with pytest.raises(ConfigError, match=message):
+        choose_device("auto")
 
 
 def test_without_a_driver_no_gpu_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:

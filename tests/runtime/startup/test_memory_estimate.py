@@ -163,14 +163,21 @@ def test_all_processes_of_a_cpu_have_weights_of_their_own(
     alone = EngineConfig(model=str(tmp_path), device="cpu", dtype="float32", threads=1)
     two = structs.replace(alone, data_parallel=2)
 
-    def start(engine_config: EngineConfig, host_free: int) -> None:
-        load(engine_config, lambda phase, done, total: None, host_free=host_free)
+    def start(engine_config: EngineConfig, host_free: int) -> int:
+        """-> bytes of KV"""
+        loaded = load(engine_config, lambda phase, done, total: None, host_free=host_free)
+        return loaded.ready.kv_bytes
 
     with pytest.raises(ConfigError, match=r"in each of 2 processes, .* fewer engines"):
         start(two, 2 * weights - 1)
-    start(two, 2 * weights + 1)
+    # What the other engine has not loaded yet is not for KV: a quarter of the rest is for each.
+    assert 0 < start(two, 2 * weights + 8 * MIB) <= 2 * MIB
     monkeypatch.setattr(loading, "free_bytes", lambda device: weights + MIB)
     start(two, 0)  # a restart: the other one has its weights already
+    monkeypatch.setattr(loading, "free_bytes", lambda device: weights - 1)
+    with pytest.raises(ConfigError) as error:
+        start(alone, 0)
+    assert "fewer engines" not in str(error.value)
     place = TargetDevice("cpu", "", 20 * MIB + 2 * weights, "float32")
     of_two = memory_plan(two, config, place)
     assert memory_plan(alone, config, place).free == 10 * MIB + weights // 2

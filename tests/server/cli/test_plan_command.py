@@ -15,8 +15,10 @@ import torch
 
 from benchmarks.shapes import FAMILIES, SHAPES
 from model_zoo.layers.linear import cpu_reorders
+from server.cli.commands import formats
+from server.cli.commands import plan as plan_command
 from server.cli.commands.plan import card_bytes
-from server.cli.main import UsageError
+from server.cli.main import UsageError, main
 from server.cli.model_source import built_in_directory
 from tests.support.cli.pseudo_terminal import pseudo_terminal
 
@@ -182,6 +184,30 @@ def test_more_kv_than_fits_is_an_error_that_says_how_much_fits(shape: Path) -> N
     assert done.returncode == 2
     most = int(re.findall(r"ask for at most (\d+)", done.stderr)[0])
     assert plan(shape, "--card", "80", "--kv-tokens", str(most)).returncode == 0
+
+
+def test_numbers_of_engines_and_ranks_are_those_of_serve() -> None:
+    done = plan("tiny-chat", WAVEFILL_DATA_PARALLEL="0")
+    assert done.returncode == 2 and "--data-parallel 0: choose from 1 to 64" in done.stderr
+    done = plan("tiny-chat", "--tensor-parallel", "17")
+    assert done.returncode == 2 and "--tensor-parallel 17: choose from 1 to 16" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["plan", "formats"])
+def test_the_report_sees_the_gpus_of_ranges(
+    command: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shown = (sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])")
+    monkeypatch.setattr(plan_command, "FIT_REPORT_COMMAND", shown)
+    monkeypatch.setattr(formats, "FORMAT_REPORT_COMMAND", shown)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4-6,1")
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main([command, "tiny-chat"])
+    assert capfd.readouterr().out == "4,5,6,1\n"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3-0")
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main([command, "tiny-chat"])
+    assert "CUDA_VISIBLE_DEVICES=3-0: the range 3-0 has no GPU" in capfd.readouterr().err
 
 
 def test_a_card_and_a_cpu_together_are_refused() -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from runtime.config import EngineConfig
 from server.process.engine_process import gpus_of_engine, num_gpus, visible_devices
+from server.visible_gpus import VisibleDevicesError, expanded
 
 
 def test_an_engine_sees_the_gpu_of_its_index_among_those_of_the_server():
@@ -36,6 +37,17 @@ def test_ranges_are_gpus_and_nothing_is_seen_from_a_negative_number_on():
         "6,GPU-1-2",
         "",
     ]
+
+
+def test_cuda_gets_the_gpus_of_ranges_one_by_one():
+    assert expanded({"CUDA_VISIBLE_DEVICES": "0-2, 5"}) == {"CUDA_VISIBLE_DEVICES": "0,1,2,5"}
+    assert expanded({"CUDA_VISIBLE_DEVICES": "GPU-1-2,3"}) == expanded({}) == {}
+
+
+@pytest.mark.parametrize("value", ["3-0", "1,5-4", "0-99999999999"])
+def test_ranges_that_no_host_has_are_refused(value: str):
+    with pytest.raises(VisibleDevicesError, match=f"^CUDA_VISIBLE_DEVICES={value}: the range"):
+        expanded({"CUDA_VISIBLE_DEVICES": value})
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,13 @@ def test_the_report_says_why_so_many_devices_were_taken():
     assert "tensor-parallel" not in report()
 
 
+def test_the_report_says_that_each_device_has_whole_experts():
+    whole = ServerConfig(engine=EngineConfig(model="x", tensor_parallel=2, expert_parallel=True))
+    assert "  ranks   whole experts on each\n" in start_report(whole, replace(FACTS, ranks=2))
+    assert "whole experts" not in start_report(whole, FACTS)  # of `auto`, which has chosen 1
+    assert "whole experts" not in start_report(ServerConfig(), replace(FACTS, ranks=2))
+
+
 def test_the_report_has_the_limits():
     text = report()
     assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text

@@ -86,9 +86,11 @@ def call_invariant(rows: int) -> None:
     run_experts(experts, x, ids, scores, None, None, tiles)
 
 
-def call_some_experts(weights: str | None, tokens: int, tiles: HopperTiles | None = None) -> None:
-    """Those of one of two ranks; by the first candidate, unless `tiles` are given."""
-    experts = experts_of(weights, 2)
+def call_some_experts(
+    weights: str | None, tokens: int, tiles: HopperTiles | None = None, ranks: int = 2
+) -> None:
+    """Those of one of the ranks; by the first candidate, unless `tiles` are given."""
+    experts = experts_of(weights, ranks)
     ids = tensor(tokens, experts.top_k, dtype=INT32)
     x, scores = tensor(tokens, experts.hidden), tensor(tokens, experts.top_k, dtype=FP32)
     run_experts(experts, x, ids, scores, x, x[:, 0], tiles or candidates(tokens, experts)[0])
@@ -104,9 +106,13 @@ EXPERTS: dict[str, Callable[[], None]] = {
     "router gpt-oss": partial(call_router, GPT_OSS.router),
     "router deepseek": partial(call_router, DEEPSEEK),
     "router of a rank": partial(call_router, QWEN3.router, range(64, 128)),
+    "router of the first rank": partial(call_router, QWEN3.router, range(64)),
 }
 for tokens in (8, 32):
     EXPERTS[f"some experts at {tokens}"] = partial(call_some_experts, "fp8 block", tokens)
+    EXPERTS[f"some experts, one, at {tokens}"] = partial(
+        call_some_experts, "fp8 block", tokens, ranks=QWEN3.router.num_experts
+    )
 for rows in INVARIANT:
     EXPERTS[f"experts invariant {rows}"] = partial(call_invariant, rows)
 for weights in FORMATS:

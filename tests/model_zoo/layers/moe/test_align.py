@@ -61,6 +61,22 @@ def test_pairs_of_experts_that_are_not_here_are_in_no_tile(device: str, tokens: 
     assert all(tile % MAX_EXPERTS < 3 for tile in found.tiles[:number].tolist())
 
 
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_a_rank_may_have_a_single_expert(device: str, tokens: int):
+    ids = torch.ones(tokens, 2, dtype=torch.int32)  # of none
+    ids[::3, 1] = 0
+    x = torch.randn(tokens, 70).to(device)
+    found = align(ids.to(device), 1, 8, 0, x)
+    own = (ids.flatten() == 0).nonzero().flatten()
+    assert found.counts.tolist() == [len(own)]
+    assert found.pairs[0, : len(own)].tolist() == own.tolist()
+    assert found.rows is not None and torch.equal(found.rows.cpu()[: len(own)], x.cpu()[own // 2])
+    number = int(found.num_tiles)
+    assert found.tiles[:number].tolist() == [
+        tile * MAX_EXPERTS for tile in range(-(-len(own) // 8))
+    ]
+
+
 def test_no_tile_is_made_where_all_experts_are_elsewhere(device: str):
     ids = torch.full((5, 2), 4, dtype=torch.int32, device=device)
     found = align(ids, 4, 8, 0, torch.zeros(5, 16, device=device))

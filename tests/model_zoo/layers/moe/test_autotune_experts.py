@@ -18,7 +18,7 @@ from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.hopper.tiles import HopperTiles
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import BUCKETS, FEW, ExpertTiles, candidates
-from model_zoo.layers.moe.timing import is_right
+from model_zoo.layers.moe.timing import is_right, random_routing
 from tests.support.kernels.expert_cases import exactly, make_experts, routing
 
 
@@ -99,6 +99,15 @@ def test_tiles_whose_output_is_not_that_of_the_first_are_not_used(
         caplog.clear()
         assert not is_right(wrong, expected, tiles)
         assert "is not used: its output differs" in caplog.text
+
+
+def test_the_routing_of_a_timing_has_an_expert_that_is_here():
+    experts = some_experts()
+    experts.num_experts, experts.all_experts = 1, 64  # of which two are chosen
+    for seed in range(8):
+        torch.manual_seed(seed)
+        ids, weights = random_routing(experts, 1, torch.device("cpu"))
+        assert sorted(ids[0].tolist()) == [0, 1] and weights.shape == ids.shape
 
 
 def test_tiles_of_hopper_are_kept_in_the_file(tmp_path: Path):

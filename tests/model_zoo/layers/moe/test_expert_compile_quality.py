@@ -71,12 +71,18 @@ def test_a_token_and_a_layer_are_at_most_three_launches(
             assert launches == ["_align", "_grouped_gate_up", "_grouped_down"]
 
 
+def test_all_ranks_run_one_router(shipped: dict[str, list[dict[str, Any]]]):
+    [first], [other] = shipped["router of the first rank"], shipped["router of a rank"]
+    assert first["digest"] == other["digest"]
+
+
 def test_of_a_rank_that_has_some_experts_they_are_four_at_most(
     shipped: dict[str, list[dict[str, Any]]],
 ):
-    few, many = ([k["name"] for k in shipped[f"some experts at {tokens}"]] for tokens in (8, 32))
-    assert few == ["_few_gate_up", "_few_down"]
-    assert many == ["_align", "_grouped_gate_up", "_grouped_down", "_sum_pairs"]
+    for name in ("some experts", "some experts, one,"):
+        few, many = ([k["name"] for k in shipped[f"{name} at {tokens}"]] for tokens in (8, 32))
+        assert few == ["_few_gate_up", "_few_down"]
+        assert many == ["_align", "_grouped_gate_up", "_grouped_down", "_sum_pairs"]
 
 
 def test_batch_invariant_products_use_one_kind_of_instruction(

@@ -111,7 +111,7 @@ def test_the_kernel_chooses_as_the_oracle_does(device: str, name: str):
     torch.testing.assert_close(weights, expected_weights, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("own", [range(0, 3), range(3, 6)])
+@pytest.mark.parametrize("own", [range(0, 3), range(3, 6), range(1, 2)])
 def test_experts_that_are_here_have_numbers_from_0_and_all_others_the_next_one(
     device: str, own: range
 ):

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import Qwen3Config
 
-from model_zoo.config import ModelError
-from runtime.config import ConfigError, EngineConfig
+from model_zoo.config import ModelError, read_config
+from runtime.config import ConfigError, EngineConfig, ResolvedConfig
+from runtime.engine import auto_ranks
 from runtime.engine.auto_ranks import with_chosen_ranks
+from runtime.startup import device
+from runtime.startup.device import UnusableGPU
+from runtime.startup.fit import ranks as choosing
 from runtime.startup.fit.choose_ranks import choose
-from runtime.startup.fit.target import FitQuery
+from runtime.startup.fit.ranks import Problem, RankChoice, choose_ranks, visible_gpus
+from runtime.startup.fit.target import FitQuery, with_ranks
 from runtime.startup.fit_report import report
 
 GIB = 2**30
@@ -98,7 +105,7 @@ def test_auto_takes_all_devices_where_none_of_the_numbers_has_a_useful_kv(model:
 
 
 def test_auto_is_one_on_a_cpu_and_where_there_is_one_gpu(model: Path):
-    query = FitQuery(config=requested(model, AUTO), card=2 * GIB)
+    query = FitQuery(config=requested(model, AUTO), card=12 * GIB)
     assert choose(query, 0).ranks == choose(query, 1).ranks == 1
     config, reason = with_chosen_ranks(query.config, has_driver=False)
     assert config.tensor_parallel == 1 and "CPU" in reason
@@ -110,3 +117,90 @@ def test_the_error_of_auto_says_how_many_gpus_would_hold_the_model(model: Path):
     message = r"--tensor-parallel auto: 2 devices do not hold it: .*; --tensor-parallel 8, on 8 of"
     with pytest.raises(ConfigError, match=message):
         choose(query, 3)
+
+
+def test_one_gpu_that_does_not_hold_the_model_is_refused_as_several_are(model: Path):
+    query = FitQuery(config=requested(model, AUTO), card=2 * GIB)
+    with pytest.raises(
+        ConfigError, match=r"auto: one device does not hold it: .*; --tensor-parall"
+    ):
+        choose(query, 1)
+
+
+def chosen(
+    model: Path, gib: int, most: int, problems: dict[int, Problem], **options: int
+) -> RankChoice:
+    """Of cards on which these numbers of ranks have problems of their own."""
+    query = FitQuery(config=requested(model, AUTO, **options), card=gib * GIB)
+    whole = read_config(model)
+
+    def of(ranks: int) -> ResolvedConfig | Problem:
+        return problems.get(ranks) or with_ranks(query, whole, ranks)
+
+    return choose_ranks(query.config, whole, most, of)
+
+
+def test_the_reason_of_auto_says_what_hinders_other_numbers(model: Path):
+    scales, busy = ModelError("a part begins within a block"), UnusableGPU("GPU 1 is busy")
+    found = chosen(model, 3, 4, {2: scales}, kv_tokens=4096)
+    assert found.reason == "4 devices with KV of 4,096 tokens, it cannot be divided among 2"
+    found = chosen(model, 3, 4, {2: busy}, kv_tokens=4096)
+    assert found.reason == "4 devices with KV of 4,096 tokens, GPU 1 is busy"
+    found = chosen(model, 6, 2, {2: busy})
+    assert found.ranks == 1 and found.reason.endswith("the most there is room for, GPU 1 is busy")
+    found = chosen(model, 2, 2, {2: scales})
+    assert (found.ranks, found.fits) == (1, False)
+    assert found.reason == "one device does not hold it, it cannot be divided among 2"
+
+
+def test_errors_that_do_not_depend_on_the_number_are_raised_as_they_are(model: Path):
+    query = FitQuery(config=requested(model, AUTO, page_size=17), card=6 * GIB)
+    with pytest.raises(ConfigError, match=r"^--page-size 17: choose one of"):
+        choose(query, 4)
+    same = ModelError("a file is broken")
+    with pytest.raises(ModelError, match=r"^a file is broken$"):
+        chosen(model, 6, 2, {1: same, 2: same})
+
+
+def test_a_gpu_that_gives_no_context_is_named(monkeypatch: pytest.MonkeyPatch):
+    def busy(index: torch.device) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: all devices are busy\nmore lines")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", busy)
+    message = r"^GPU 3 cannot be used: CUDA error: all devices are busy$"
+    with pytest.raises(UnusableGPU, match=message):
+        device.gpu_free_bytes(3)
+
+
+def test_gpus_are_counted_after_cuda_has_started(monkeypatch: pytest.MonkeyPatch):
+    """Before, whole GPUs are counted where a part of one is visible."""
+    counts = [8]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "init", lambda: counts.append(1))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: counts[-1])
+    assert visible_gpus(EngineConfig(model="m")) == 1
+
+    def fail() -> None:
+        raise RuntimeError("CUDA unknown error")
+
+    monkeypatch.setattr(choosing.torch.cuda, "init", fail)
+    with pytest.raises(ConfigError, match="CUDA cannot be used: CUDA unknown error"):
+        visible_gpus(EngineConfig(model="m"))
+
+
+def test_whole_experts_of_one_device_are_said_to_change_nothing(model: Path):
+    config = EngineConfig(model=str(model), tensor_parallel=AUTO, expert_parallel=True)
+    assert "--expert-parallel changes nothing" in with_chosen_ranks(config, has_driver=False)[1]
+    with pytest.raises(ModelError, match="--expert-parallel: this qwen3 model has no experts"):
+        choose(FitQuery(config=config, card=12 * GIB), 1)
+
+
+def test_a_killed_choice_ends_the_engine_with_a_sentence_and_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    killed = SimpleNamespace(returncode=-9, stdout=b"")
+    monkeypatch.setattr(auto_ranks.subprocess, "run", lambda *args, **options: killed)
+    with pytest.raises(SystemExit) as ended:
+        with_chosen_ranks(EngineConfig(model="m", tensor_parallel=AUTO), has_driver=True)
+    assert ended.value.code == 1
+    assert "ended with signal SIGKILL: the system may have run out" in capsys.readouterr().err
