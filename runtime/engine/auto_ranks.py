@@ -24,10 +24,13 @@ class ChosenRanks(msgspec.Struct, frozen=True):
     reason: str
 
 
-def with_chosen_ranks(config: EngineConfig, *, has_driver: bool) -> tuple[EngineConfig, str]:
+def with_chosen_ranks(
+    config: EngineConfig, *, has_driver: bool, again: bool = False
+) -> tuple[EngineConfig, str]:
     """-> (the configuration with a number of ranks, why it is that; "" if it was requested).
 
     has_driver: this machine may have GPUs
+    again: the engine has run before, and may have left memory in use that is free a little later
     Ends this process where the model fits no number of the GPUs: the other one has said so.
     """
     if config.tensor_parallel:
@@ -48,7 +51,7 @@ def with_chosen_ranks(config: EngineConfig, *, has_driver: bool) -> tuple[Engine
             )
             raise SystemExit(1)
         if answer.returncode:
-            raise SystemExit(answer.returncode)
+            raise SystemExit(1 if again else answer.returncode)  # 2 would be final
         chosen = msgspec.json.decode(answer.stdout, type=ChosenRanks)
     alone = UNDIVIDED_EXPERTS if config.expert_parallel and chosen.ranks == 1 else ""
     return replace(config, tensor_parallel=chosen.ranks), chosen.reason + alone

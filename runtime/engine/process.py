@@ -159,7 +159,9 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         ExitStack() as stack,
     ):
         publisher.broadcast(Progress("starting"))
-        config, why_ranks = with_chosen_ranks(args.config, has_driver=preimport.has_driver())
+        config, why_ranks = with_chosen_ranks(
+            args.config, has_driver=preimport.has_driver(), again=args.epoch > 1
+        )
         followers: Followers | None = None
         if config.tensor_parallel > 1:
             _check_division(config)  # before there are processes that would all find it
