@@ -115,6 +115,7 @@ class RequestImages:
         """
         pixels = sum(3 * image.width * image.height for image in self._images)
         if pixels > self._reader.most_bytes:
+            self._refused("size")
             raise RequestError(
                 "{messages} has images of {} bytes of pixels, at most {} are taken: send fewer or "
                 "smaller ones",

@@ -81,12 +81,18 @@ class Reporter:
 
     def _warn_of_unused_options(self, ready: Ready) -> None:
         reads_images = ready.reads_images and self._processes
-        if not reads_images and (unused := unused_image_options(self._config)):
-            log.warning(
-                "%s: %s reads text alone here, and this is for models that read images: leave it "
-                "out, or serve such a model",
-                *(" and ".join(unused), self._config.served_names[0]),
-            )
+        if reads_images or not (unused := unused_image_options(self._config)):
+            return
+        if ready.text_part:
+            why = "since images are switched off (--max-image-pixels 0): give one or the other"
+        elif ready.reads_images:
+            why = "whose files do not say how images are resized: add preprocessor_config.json"
+        else:
+            why = "since it is no model that reads images"
+        log.warning(
+            "%s changes nothing: %s reads text alone here, %s",
+            *(" and ".join(unused), self._config.served_names[0], why),
+        )
 
     def _full(self, ready: Ready) -> str:
         return start_report(self._config, ready, chats=self._chats, processes=self._processes)

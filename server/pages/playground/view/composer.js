@@ -68,19 +68,27 @@ export class Composer {
     this.focus();
   }
 
-  /** Files that are still being read are sent with the message. */
   async _send() {
-    if (this.pictures.reading) {
-      if (this.waiting) return;
-      this.waiting = true;
-      while (this.pictures.reading) await this.pictures.reading;
-      this.waiting = false;
-    }
+    if (this.pictures.reading && !(await this._filesRead())) return;
     if (!this.playground.send(this.field.value, this.pictures.urls)) return;
     this.pictures.take();
     this.field.value = "";
     grow(this.field);
     this.field.focus();
     this.say("The answer is being written.");
+  }
+
+  /** Files that are still being read belong to the message: whether it may be sent with them. */
+  async _filesRead() {
+    if (this.waiting) return false;
+    this.waiting = true;
+    const { id } = this.playground.conversation;
+    let refused = false;
+    try {
+      while (this.pictures.reading) refused = (await this.pictures.reading) || refused;
+    } finally {
+      this.waiting = false;
+    }
+    return !refused && id === this.playground.conversation.id;
   }
 }

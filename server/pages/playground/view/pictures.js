@@ -10,7 +10,7 @@ export class Pictures {
   constructor(limits, sent, say) {
     Object.assign(this, { limits, sent, say });
     this.urls = [];
-    this.reading = null; // a promise, while files are read
+    this.reading = null; // while files are read: a promise of whether one was refused
     this.element = h("div", { class: "pictures", role: "list", "aria-label": "Images to send" });
     this.picker = button("+", () => this._pick(), {
       "aria-label": "Add images", title: "Add images: pick, paste or drop them", class: "quiet",
@@ -47,27 +47,36 @@ export class Pictures {
     return images.length > 0;
   }
 
+  /** Returns whether a file was refused. */
   async _read(files) {
     const limits = this.limits();
-    if (limits === null) return this.say("This model reads text alone, no images.");
+    if (limits === null) {
+      this.say("This model reads text alone, no images.");
+      return true;
+    }
     this.say("");
+    let refused = false;
+    const refuse = (why) => {
+      this.say(why);
+      refused = true;
+    };
     for (const file of files) {
       if (!limits.media_types.includes(file.type)) {
-        this.say(`${file.name} is of type ${file.type}: this model reads ${limits.media_types.join(", ")}.`);
+        refuse(`${file.name} is of type ${file.type}: this model reads ${limits.media_types.join(", ")}.`);
       } else if (this.sent() + this.urls.length >= limits.max_images) {
         const sent = this.sent();
         const before = sent ? `, and its messages have ${sent}: begin a new one` : "";
-        this.say(`A conversation may have at most ${limits.max_images} images${before}.`);
+        refuse(`A conversation may have at most ${limits.max_images} images${before}.`);
       } else {
         try {
           this.urls.push(await dataUrl(file));
         } catch {
-          this.say(`${file.name} cannot be read.`);
+          refuse(`${file.name} cannot be read.`);
         }
       }
     }
     this.update();
-    return undefined;
+    return refused;
   }
 
   _pick() {
