@@ -33,7 +33,9 @@ def begin(client: OpenAI, content: bytes) -> str:
     return made.id
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "end", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_batch_survives_the_end_of_its_server(
     own_server: Callable[..., Server], tmp_path: Path, end: signal.Signals
 ):

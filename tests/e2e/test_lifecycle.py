@@ -124,7 +124,7 @@ def test_a_killed_engine_ends_its_streams_and_is_replaced(own_server: Start):
     )
 
 
-@pytest.mark.parametrize("busy", [False, True])
+@pytest.mark.parametrize("busy", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_frozen_engine_is_unhealthy_until_it_goes_on(own_server: Start, busy: bool):
     server = own_server("--stall-seconds", "2")
     if busy:
