@@ -84,15 +84,13 @@ class Reporter:
         if reads_images or not (unused := unused_image_options(self._config)):
             return
         if ready.text_part:
-            why = "since images are switched off (--max-image-pixels 0): give one or the other"
+            why = "images are switched off (--max-image-pixels 0), so that %s reads text alone"
         elif ready.reads_images:
-            why = "whose files do not say how images are resized: add preprocessor_config.json"
+            why = "the files of %s do not say how images are resized: add preprocessor_config.json"
         else:
-            why = "since it is no model that reads images"
-        log.warning(
-            "%s changes nothing: %s reads text alone here, %s",
-            *(" and ".join(unused), self._config.served_names[0], why),
-        )
+            why = "%s is no model that reads images"
+        options, name = " and ".join(unused), self._config.served_names[0]
+        log.warning("%s: without effect, since " + why, options, name)
 
     def _full(self, ready: Ready) -> str:
         return start_report(self._config, ready, chats=self._chats, processes=self._processes)

@@ -208,17 +208,18 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
 
 
 @pytest.mark.parametrize(
-    ("facts", "processes", "warned"),
+    ("facts", "processes", "why"),
     [
-        (FACTS, False, True),
-        (replace(FACTS, reads_images=True), True, False),
-        (replace(FACTS, reads_images=True), False, True),  # its files do not say how
+        (FACTS, False, "is no model that reads images"),
+        (replace(FACTS, text_part=True), False, "images are switched off"),
+        (replace(FACTS, reads_images=True), True, ""),
+        (replace(FACTS, reads_images=True), False, "add preprocessor_config.json"),
     ],
 )
 async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
     facts: Ready,
     processes: bool,
-    warned: bool,
+    why: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
@@ -234,8 +235,9 @@ async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
         reporter = Reporter(config, ReportedClient(facts), processes=processes)  # type: ignore[arg-type]
         await reporter.run()
     found = [record.getMessage() for record in caplog.records]
-    assert len(found) == warned
-    assert all("--image-urls and --limit-mm-per-prompt: " in message for message in found)
+    assert len(found) == bool(why)
+    said = "--image-urls and --limit-mm-per-prompt: without effect, since "
+    assert all(message.startswith(said) and why in message for message in found)
 
 
 async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_own(
