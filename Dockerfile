@@ -5,8 +5,8 @@
 #     --build-arg PIP_EXTRA_ARGS="--find-links DIR_OR_URL"  for a CPU
 #
 # The cpu target wants PyTorch's CPU build.  Where that comes from is yours to say, with pip's own
-# options in PIP_EXTRA_ARGS: an index (--index-url, --extra-index-url) or a directory of wheels that
-# the builder mounts (--find-links).
+# options in PIP_EXTRA_ARGS: another package index, or a directory of wheels that the builder
+# mounts (--find-links).
 #
 # What is installed is in the lock files of deploy/image/, with hashes; `make lock` writes them.
 #

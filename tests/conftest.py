@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Kernels of these tests are interpreted sooner."""
     if session.items and os.environ.get("TRITON_INTERPRET") == "1":
-        from tests.support.kernels.fast_interpreter import use_fast_interpreter
+        from tests.support.interpreter.fast_interpreter import use_fast_interpreter
 
         use_fast_interpreter()
 

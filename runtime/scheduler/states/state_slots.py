@@ -13,7 +13,7 @@ from runtime.scheduler.batch import Int64Array
 from runtime.scheduler.sequence import Sequence
 
 NONE = -1
-MOST_OF_A_SEQUENCE = 2
+MAX_STATES_OF_A_SEQUENCE = 2
 Copies = tuple[tuple[int, int], ...]
 
 
@@ -77,7 +77,7 @@ class StateSlots:
         return self._free.pop() if self.has_spare(needed) else None
 
     def has_spare(self, needed: int) -> bool:
-        return len(self._free) > MOST_OF_A_SEQUENCE * needed
+        return len(self._free) > MAX_STATES_OF_A_SEQUENCE * needed
 
     def give_back(self, state: int) -> None:
         self._free.append(state)

@@ -11,7 +11,7 @@ import torch
 from attention.batch_invariant.kernel import BatchInvariantConfig, batch_invariant_config
 from tests.support.attention.attention_oracle import FP8, OracleCase, check, make_case
 from tests.support.attention.batch_invariant_kernel_runner import SMALL, Part, run, run_parts
-from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [(1, 70), (1, 1), (5, 5), (3, 40), (0, 9), (1, 130), (33, 97)]

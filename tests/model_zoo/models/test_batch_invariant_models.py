@@ -17,7 +17,7 @@ from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import linear
 from model_zoo.layers.delta_net.block import use_token_by_token
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
-from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PAGE, PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint

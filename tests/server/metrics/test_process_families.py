@@ -52,7 +52,7 @@ def chain(folder: Path, *modules: str) -> Iterator[psutil.Process]:
     [
         (("runtime.engine.process", "runtime.engine.rank_process"), ["engine", "rank"]),
         (("server.process.api_process", "server.images.decode_worker"), ["api", "image"]),
-        (("runtime.engine.process", "of.somebody.else"), ["engine"]),
+        (("runtime.engine.process", "another.program"), ["engine"]),
     ],
 )
 def test_processes_that_a_servers_processes_started_are_counted(

@@ -181,6 +181,17 @@ def test_a_field_cannot_begin_a_line_of_its_own():
     assert "\n" not in JsonFormatter().format(record)
 
 
+def end_after_two_moments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reporter that looks for the third time ends with EOFError."""
+    moments = iter([None, None])
+
+    async def next_moment(seconds: float) -> None:
+        if next(moments, EOFError) is EOFError:
+            raise EOFError
+
+    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+
+
 @pytest.mark.parametrize(
     ("options", "printed", "logged"),
     [({}, 1, 0), ({"log_format": "json"}, 0, 1), ({"log_level": "warning"}, 0, 0)],
@@ -193,13 +204,7 @@ async def test_the_report_is_text_an_event_of_a_json_log_or_below_the_level(
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ):
-    moments = iter([None, None])
-
-    async def next_moment(seconds: float) -> None:
-        if next(moments, EOFError) is EOFError:
-            raise EOFError
-
-    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    end_after_two_moments(monkeypatch)
     client = ReportedClient(FACTS)
     with caplog.at_level("INFO"), pytest.raises(EOFError):
         await Reporter(ServerConfig(**options), client).run()  # type: ignore[arg-type]
@@ -223,13 +228,7 @@ async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ):
-    moments = iter([None, None])
-
-    async def next_moment(seconds: float) -> None:
-        if next(moments, EOFError) is EOFError:
-            raise EOFError
-
-    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    end_after_two_moments(monkeypatch)
     config = ServerConfig(image_urls="any", limit_mm_per_prompt="image=3", log_level="error")
     with caplog.at_level("WARNING"), pytest.raises(EOFError):
         reporter = Reporter(config, ReportedClient(facts), processes=processes)  # type: ignore[arg-type]

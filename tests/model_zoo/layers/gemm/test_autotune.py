@@ -228,7 +228,7 @@ def test_servers_that_write_at_the_same_time_keep_each_others_choices(
     assert read_choices(file, "GPU") == {str(number): WAYS[number] for number in range(3)}
 
 
-def test_somebody_who_keeps_the_lock_holds_no_start_up(
+def test_a_process_that_keeps_the_lock_holds_no_start_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(keeping, "LOCK_SECONDS", 0.02)

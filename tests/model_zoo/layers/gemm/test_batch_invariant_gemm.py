@@ -11,7 +11,7 @@ from model_zoo.layers.gemm import autotune
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.layers.gemm.batch_invariant_kernel import LARGE, SMALL, BatchInvariantGemm, Tile
 from model_zoo.layers.linear import Linear, SwigluLinear
-from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 ROWS = (1, 2, 8, 9, 16, 17, 32, 64, 65, 100, 128, 200, 256, 300, 512, 1000, 2048)

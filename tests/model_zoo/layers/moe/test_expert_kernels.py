@@ -13,8 +13,8 @@ from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import BUCKETS, ExpertTiles, ProductTile, candidates
 from model_zoo.moe_config import Activation
+from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 from tests.support.kernels.expert_cases import ROUTINGS, exactly, make_experts, routing
-from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
 from tests.support.kernels.quantized_cases import KINDS
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32

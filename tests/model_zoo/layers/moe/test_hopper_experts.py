@@ -17,8 +17,8 @@ from model_zoo.layers.moe.tiles import BUCKETS
 from model_zoo.moe_config import Activation
 from runtime.precompile.compiling import compiling_only
 from runtime.precompile.pool import Compilers
+from tests.support.interpreter.gluon_interpreter import interpreted
 from tests.support.kernels.expert_cases import ROUTINGS, exactly, make_experts, routing
-from tests.support.kernels.gluon_interpreter import interpreted
 from tests.support.kernels.quantized_cases import KINDS
 
 BF16, FP16 = torch.bfloat16, torch.float16

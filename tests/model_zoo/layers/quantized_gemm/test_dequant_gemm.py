@@ -17,7 +17,7 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
 )
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.quantization.quantized_weight import QuantizedWeight
-from tests.support.kernels.ordered_dot import ordered_dot  # noqa: F401
+from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 from tests.support.kernels.quantized_cases import KINDS, quantized
 
 BF16, FP16 = torch.bfloat16, torch.float16

@@ -16,7 +16,7 @@ from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.quantization.quantized_weight import BITS, QuantizedWeight
 from runtime.precompile.compiling import compiling_only
 from runtime.precompile.pool import Compilers
-from tests.support.kernels.gluon_interpreter import interpreted
+from tests.support.interpreter.gluon_interpreter import interpreted
 from tests.support.kernels.quantized_cases import KINDS, quantized
 
 BF16, FP16 = torch.bfloat16, torch.float16
