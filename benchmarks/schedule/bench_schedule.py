@@ -129,6 +129,11 @@ def main() -> None:
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
+    for name in arguments.loads:
+        if not any(_chosen(spec, [name]) for spec in LOADS):
+            parser.error(
+                f"--loads: no load begins with {name!r}: {', '.join(s.name for s in LOADS)}"
+            )
     print(heading())
     results: dict[Cell, Percentiles] = {}
     with ProcessPoolExecutor(arguments.jobs) as pool:
