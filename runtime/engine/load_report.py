@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from runtime.engine.loop import Engine
 from runtime.messages import EngineLoad, StepSeconds, Work
-from runtime.scheduler.page_pool import PageHash
+from runtime.scheduler.kv_cache.page_pool import PageHash
 
 INTERVAL_SECONDS = 0.05  # between two reports, while the engine has work
 

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from runtime.messages import EngineLoad, EngineRequest, Ready, StepSeconds, Work
-from runtime.scheduler.page_pool import (
+from runtime.scheduler.kv_cache.page_pool import (
     DIGEST_BYTES,
     TOKEN_BYTES,
     PageHash,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.messages import BACKGROUND
-from runtime.scheduler.kv_pages import Claim
+from runtime.scheduler.kv_cache.kv_pages import Claim
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 

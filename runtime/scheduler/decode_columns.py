@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from runtime.config import MAX_SEQS, ResolvedConfig
 from runtime.scheduler.batch import LAST, Int64Array
-from runtime.scheduler.page_pool import TOKEN_BYTES
+from runtime.scheduler.kv_cache.page_pool import TOKEN_BYTES
 from runtime.scheduler.sequence import Sequence
 
 NO_SEQUENCE = -1

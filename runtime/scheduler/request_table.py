@@ -17,7 +17,7 @@ from runtime.messages import BACKGROUND, EngineRequest, FinishReason, RequestOut
 from runtime.scheduler.chunked_prefill import RequestMix
 from runtime.scheduler.decode_columns import DecodeColumns
 from runtime.scheduler.images.features import ImageFeatures
-from runtime.scheduler.kv_pages import Claim, KVPages
+from runtime.scheduler.kv_cache.kv_pages import Claim, KVPages
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.states.snapshots import StateSnapshots
 from runtime.scheduler.states.state_slots import StateSlots

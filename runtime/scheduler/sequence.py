@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
 from runtime.messages import EngineRequest, FinishReason, SequenceEvent, TokenLogprob
-from runtime.scheduler.page_pool import (
+from runtime.scheduler.kv_cache.page_pool import (
     PageHash,
     chain_root,
     extend_chain,
     images_between,
     page_hash,
 )
-from runtime.scheduler.sequence_pages import SequencePages
+from runtime.scheduler.kv_cache.sequence_pages import SequencePages
 
 MAX_EVENTS = 256  # of one sequence: enough for a prompt of a million tokens in chunks of 4096
 

@@ -18,7 +18,7 @@ from runtime.messages import (
     SequenceState,
     StepSample,
 )
-from runtime.scheduler.page_pool import PagePool
+from runtime.scheduler.kv_cache.page_pool import PagePool
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.step_time import StepTimes

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
-from runtime.scheduler.page_pool import PageHash, PagePool, page_hash
+from runtime.scheduler.kv_cache.page_pool import PageHash, PagePool, page_hash
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.states.state_slots import Copies
 

@@ -19,7 +19,7 @@ from runtime.cuda_graph.step import StepTensors
 from runtime.messages import SamplingParams
 from runtime.sampling.kernels.row import ROW
 from runtime.scheduler.batch import Batch, NewRow, make_batch
-from tests.support.engine.fake_model import resolved
+from tests.support.engine.bench import resolved
 
 SLOTS, VOCAB = 8, 13
 CPU = torch.device("cpu")

@@ -24,7 +24,7 @@ from runtime.cuda_graph.launch import (
 from runtime.cuda_graph.step import StepTensors
 from runtime.messages import GraphCounts
 from runtime.scheduler.batch import make_batch
-from tests.support.engine.fake_model import resolved
+from tests.support.engine.bench import resolved
 
 NOTHING = StepTensors(torch.zeros(0), torch.zeros(0))
 CPU = torch.device("cpu")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +41,6 @@ PROMPTS = [
     prompt_with(picture(2, 2, 1), TEXT, picture(1, 8, 2), TEXT),
     prompt_with(TEXT * 3),  # in a slot that had images
 ]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
-    return torch.device(request.param)
 
 
 def make_engine(checkpoint: Path, device: torch.device) -> tuple[Engine, GraphExecutor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from runtime.cuda_graph.launch import Bucket, StepLaunch
 from runtime.messages import SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from tests.support.engine.device_engine import device_engine, sizes
-from tests.support.models.tiny_checkpoints import write_checkpoint
 
 # A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
 pytestmark = [
@@ -23,20 +21,6 @@ pytestmark = [
 ]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2]]
 DRAFTS = [[11, 12, 13, 14], [21, 22, 23, 24]]
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> torch.device:
-    if request.param == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
-    return torch.device(request.param)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("qwen3")
-    write_checkpoint("qwen3", directory)
-    return directory
 
 
 def step(starts: list[int], tokens: list[list[int]], *, begin: bool = False) -> Batch:

@@ -7,7 +7,8 @@ import pytest
 from runtime.engine.loop import IDLE_BEFORE_PREPARE_SECONDS, Engine
 from runtime.messages import GraphCounts, TokenLogprob
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
-from tests.support.engine.fake_model import VOCAB_SIZE, Bench, FakePending, request
+from tests.support.engine.bench import Bench, request
+from tests.support.engine.fake_model import VOCAB_SIZE, FakePending
 
 
 def prompt(length: int, *, first: int = 1) -> list[int]:

@@ -8,21 +8,9 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from tests.support.engine.fuzz_mutations import (
-    MISTAKES,
-    TABLES,
-    dropped_snapshot_lost,
-    held_for_ever,
-    hit_of_a_page_not_yet_written,
-    last_fed_stale_after_preemption,
-    late_mask_not_waited_for,
-    left_out_row_committed,
-    means_without_their_prefix,
-    refused_of_a_row_that_started_over,
-    snapshot_a_token_short,
-)
 from tests.support.engine.fuzz_workloads import FuzzWorkload, Play, workloads
 from tests.support.examples import examples
+from tests.support.mutations import decode_rows, kv_cache, requests, results, states
 
 
 @examples(500, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -31,10 +19,22 @@ def test_every_token_equals_plain_decoding_and_nothing_leaks(workload: FuzzWorkl
     Play(workload).run()
 
 
+MISTAKES = [
+    *kv_cache.MISTAKES, *states.MISTAKES, *requests.MISTAKES, *decode_rows.MISTAKES,
+    *results.MISTAKES,
+]  # fmt: skip
 # What takes longest to find: hundreds of workloads.
-SLOW = {held_for_ever, hit_of_a_page_not_yet_written, left_out_row_committed}
-SLOW |= {means_without_their_prefix, late_mask_not_waited_for, last_fed_stale_after_preemption}
-SLOW |= {refused_of_a_row_that_started_over, snapshot_a_token_short, dropped_snapshot_lost}
+SLOW = {
+    requests.held_for_ever,
+    requests.late_mask_not_waited_for,
+    requests.left_out_row_committed,
+    kv_cache.hit_of_a_page_not_yet_written,
+    kv_cache.means_without_their_prefix,
+    decode_rows.last_fed_stale_after_preemption,
+    decode_rows.refused_of_a_row_that_started_over,
+    states.snapshot_a_token_short,
+    states.dropped_snapshot_lost,
+}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_the_oracle_sees_a_mistake(
 
     def fails(workload: FuzzWorkload) -> bool:
         play = Play(workload)
-        TABLES[:] = [play.engine.requests]
+        kv_cache.TABLES[:] = [play.engine.requests]
         try:
             play.run()
         except Exception:

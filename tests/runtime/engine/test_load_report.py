@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from runtime.engine.load_report import INTERVAL_SECONDS, LoadReport
 from runtime.engine.loop import Engine
 from runtime.messages import EngineLoad
-from runtime.scheduler.page_pool import chain_root, extend_chain
-from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
+from runtime.scheduler.kv_cache.page_pool import chain_root, extend_chain
+from tests.support.engine.bench import Bench, request
+from tests.support.engine.fake_model import VOCAB_SIZE
 
 
 @dataclass

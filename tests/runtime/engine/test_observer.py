@@ -8,7 +8,7 @@ import pytest
 
 from runtime.engine.observer import INTERVAL_SECONDS, MAX_SHARE, SHARE_SECONDS, Observer
 from runtime.messages import FromEngine, Observe, PlanPicture, Snapshot, WavePicture
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.bench import Bench, request
 
 
 @dataclass

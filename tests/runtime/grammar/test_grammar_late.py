@@ -14,14 +14,9 @@ from runtime.engine.loop import Engine
 from runtime.grammar.manager import REPLY_TIMEOUT_SECONDS, SILENT, STEP_WAIT_SECONDS, GrammarManager
 from runtime.messages import EngineRequest, RequestOutput
 from runtime.scheduler.admission import HELD_SECONDS
+from tests.support.engine.bench import request, resolved
 from tests.support.engine.fake_grammar_process import FakeGrammars
-from tests.support.engine.fake_model import (
-    VOCAB_SIZE,
-    FakeExecutor,
-    plain_decoding,
-    request,
-    resolved,
-)
+from tests.support.engine.fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding
 from tests.support.engine.grammar_engine import (
     Texts,
     ask,

@@ -1,112 +1,31 @@
-"""EngineClient against an engine played by the test: order, merging, abort, restart, health."""
+"""EngineClient against an engine played by the test: requests, outputs and their order."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from array import array
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 import pytest
 
-from runtime.ipc.channel import Receiver, Sender
-from runtime.ipc.client import CLIENT_BITS, ClientNotifier, EngineAddress, EngineClient, Mailbox
+from runtime.ipc.client import CLIENT_BITS, EngineClient
 from runtime.messages import (
-    BACKGROUND,
     Abort,
-    EngineDown,
     EngineRequest,
     EngineRequests,
-    FromEngine,
-    Hello,
-    Progress,
     PromptImage,
-    Ready,
     RequestOutput,
-    SamplingParams,
     Stats,
     StepOutput,
-    ToEngine,
 )
-
-PARAMS = SamplingParams(max_tokens=16)
-
-
-def ready(epoch: int = 0) -> Ready:
-    return Ready(epoch, "qwen3", "cpu", "float32", "mha", 97, 64, 16, 8, 4, 32, 1000, 2000, 0.5)
-
-
-@dataclass
-class PlayedEngine:
-    """The engine's ends of the channels; `read` waits for messages without blocking the loop."""
-
-    receiver: Receiver[ToEngine]
-    sender: Sender[FromEngine]
-    notifier: ClientNotifier
-
-    def step(self, *outputs: RequestOutput) -> None:
-        self.sender.send(StepOutput(list(outputs), Stats(steps=1)))
-
-    def receive(self, timeout_seconds: float = 0.0) -> list[ToEngine]:
-        """The messages that have come, without greetings."""
-        messages = self.receiver.receive(timeout_seconds)
-        return [message for message in messages if not isinstance(message, Hello)]
-
-    async def read(self, count: int) -> list[ToEngine]:
-        got: list[ToEngine] = []
-        for _ in range(500):
-            got += self.receive()
-            if len(got) >= count:
-                return got
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{len(got)} of {count} messages came")
-
-
-def addresses(folder: Path) -> EngineAddress:
-    return EngineAddress(f"ipc://{folder}/engine", f"ipc://{folder}/api-2")
-
-
-@pytest.fixture
-async def engine(tmp_path: Path) -> AsyncIterator[PlayedEngine]:
-    own = f"ipc://{tmp_path}/api-2"
-    decoder = msgspec.msgpack.Decoder(ToEngine)
-    played = PlayedEngine(
-        Receiver(f"ipc://{tmp_path}/engine", decoder), Sender(own), ClientNotifier([own])
-    )
-    yield played
-    played.receiver.close()
-    played.sender.close()
-    played.notifier.close()
-
-
-@pytest.fixture
-async def client(tmp_path: Path, engine: PlayedEngine) -> AsyncIterator[EngineClient]:
-    client = EngineClient(2, [addresses(tmp_path)])
-    await client.start()
-    yield client
-    client.close()
-
-
-async def until(condition: object) -> None:
-    """Wait until `condition()` is true."""
-    assert callable(condition)
-    for _ in range(500):
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError("the condition did not come true")
-
-
-async def serve(engine: PlayedEngine, client: EngineClient) -> None:
-    engine.sender.send(ready())
-    await until(lambda: client.ready is not None)
-
-
-async def get(mailbox: Mailbox) -> RequestOutput:
-    return await asyncio.wait_for(mailbox.get(), 5)
+from tests.support.engine.played_engine import (
+    PARAMS,
+    PlayedEngine,
+    get,
+    ready,
+    serve,
+)
 
 
 async def test_tokens_reach_the_mailbox_of_their_request(
@@ -167,33 +86,10 @@ async def test_one_request_alone_is_sent_as_it_is(
     assert await engine.read(1) == [mailbox.request]
 
 
-async def test_requests_that_wait_for_an_engine_are_sent_when_it_is_ready(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    with client.sent_together():
-        mailboxes = [client.submit([1], PARAMS) for _ in range(2)]
-    await serve(engine, client)
-    assert await engine.read(2) == [mailbox.request for mailbox in mailboxes]
-
-
 async def test_ids_carry_the_index_of_the_api_process(client: EngineClient) -> None:
     ids = [client.submit([1], PARAMS).id for _ in range(3)]
     assert [id >> CLIENT_BITS for id in ids] == [2, 2, 2]
     assert len(set(ids)) == 3
-
-
-async def test_requests_wait_here_until_the_engine_is_ready(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    mailbox = client.submit([1], PARAMS)
-    engine.sender.send(Progress("weights", 1, 2))
-    await until(lambda: client.progress is not None)
-    assert client.progress == Progress("weights", 1, 2)
-    assert engine.receive(0.05) == []
-    assert client.unhealthy() is None
-    await serve(engine, client)
-    assert await engine.read(1) == [mailbox.request]
-    assert client.progress is None
 
 
 async def test_unread_outputs_are_merged_into_one(
@@ -241,17 +137,6 @@ async def test_abort_is_sent_once_and_answered_by_the_engine(
     assert engine.receive(0.05) == []
 
 
-async def test_abort_before_the_engine_is_ready_ends_the_request_here(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    mailbox = client.submit([1], PARAMS)
-    client.abort(mailbox.id)
-    assert (await get(mailbox)).finish == "abort"
-    await serve(engine, client)
-    assert engine.receive(0.05) == []
-    assert client.pending == 0
-
-
 async def test_a_cancelled_reader_leaves_the_mailbox_usable(
     engine: PlayedEngine, client: EngineClient
 ) -> None:
@@ -261,110 +146,6 @@ async def test_a_cancelled_reader_leaves_the_mailbox_usable(
         await asyncio.wait_for(mailbox.get(), 0.02)
     engine.step(RequestOutput(mailbox.id, [2]))
     assert (await get(mailbox)).tokens == [2]
-
-
-async def test_dead_engine_fails_streams_that_began_and_reruns_the_others(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    await serve(engine, client)
-    began, unread, queued, gone = (client.submit([n], PARAMS) for n in range(4))
-    engine.step(RequestOutput(began.id, [1]), RequestOutput(unread.id, [2]))
-    assert (await get(began)).tokens == [1]
-    client.abort(gone.id)
-    old_id = unread.id
-    await engine.read(5)
-
-    engine.notifier.engine_down("killed by signal 9", epoch=0)
-    await until(lambda: client.down is not None)
-    assert client.unhealthy() == "killed by signal 9"
-    assert await get(began) == RequestOutput(
-        began.id, [], finish="error", error="killed by signal 9"
-    )
-    assert (await get(gone)).finish == "abort"
-    assert client.pending == 2
-
-    engine.sender.send(ready(epoch=1))
-    assert await engine.read(2) == [unread.request, queued.request]
-    assert unread.request.tokens == [1] and queued.request.tokens == [2]
-    assert client.unhealthy() is None
-    # A late word of the dead engine cannot reach the request that runs again.
-    engine.step(RequestOutput(old_id, [66]), RequestOutput(unread.id, [7], finish="length"))
-    assert await get(unread) == RequestOutput(unread.id, [7], finish="length")
-
-
-async def test_outputs_that_come_while_the_engine_is_down_are_dropped(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    await serve(engine, client)
-    mailbox = client.submit([1], PARAMS)
-    engine.notifier.engine_down("gone", epoch=0)
-    await until(lambda: client.down is not None)
-    engine.step(RequestOutput(mailbox.id, [1]))
-    engine.sender.send(ready(epoch=1))
-    await until(lambda: client.ready is not None)
-    engine.step(RequestOutput(mailbox.id, [2]))
-    assert (await get(mailbox)).tokens == [2]
-
-
-async def test_word_of_an_older_engine_does_not_stop_a_newer_one(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    engine.sender.send(ready(epoch=0))
-    engine.sender.send(ready(epoch=1))
-    await until(lambda: client.ready == ready(epoch=1))
-    mailbox = client.submit([1], PARAMS)
-    engine.notifier.engine_down("old", epoch=0)
-    engine.sender.send(Progress("still here"))
-    await until(lambda: client.progress is not None)
-    await asyncio.sleep(0.05)
-    assert client.down is None
-    engine.step(RequestOutput(mailbox.id, [2]))
-    assert (await get(mailbox)).tokens == [2]
-
-
-async def test_a_silent_engine_is_unhealthy_until_it_speaks(
-    tmp_path: Path, engine: PlayedEngine
-) -> None:
-    client = EngineClient(2, [addresses(tmp_path)], stall_seconds=0.05)
-    await client.start()
-    await serve(engine, client)
-    assert client.unhealthy() is None
-    await asyncio.sleep(0.1)
-    assert "pending: 0" in (client.unhealthy() or "")
-    mailbox = client.submit([1], PARAMS)
-    assert "pending: 1" in (client.unhealthy() or "")
-    engine.step(RequestOutput(mailbox.id, [2]))
-    await get(mailbox)
-    assert client.unhealthy() is None
-    assert client.stats == Stats(steps=1)
-    client.close()
-
-
-async def test_closing_ends_open_requests_with_an_error(
-    engine: PlayedEngine, client: EngineClient
-) -> None:
-    mailbox = client.submit([1], PARAMS)
-    client.close()
-    output = await get(mailbox)
-    assert output.finish == "error" and output.error == "the server is shutting down"
-
-
-async def test_work_in_the_background_is_not_counted_as_pending(
-    engine: PlayedEngine, client: EngineClient
-):
-    client.engines[0].handle(ready(epoch=1))
-    boxes = [client.submit([1], PARAMS, priority=BACKGROUND) for _ in range(3)]
-    plain = client.submit([1], PARAMS)
-    assert client.pending == 1
-    client.engines[0].handle(StepOutput([RequestOutput(boxes[0].id, [5], finish="stop")], Stats()))
-    assert client.pending == 1
-    client.engines[0].handle(EngineDown("it died", epoch=1))
-    assert client.pending == 1
-    client.abort(boxes[1].id)
-    client.abort(plain.id)
-    assert client.pending == 0
-    client.submit([1], PARAMS)
-    assert client.pending == 1
 
 
 async def test_tokens_in_columns_are_outputs_of_one_token(

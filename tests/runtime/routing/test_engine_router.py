@@ -17,7 +17,7 @@ from runtime.messages import (
     Work,
 )
 from runtime.routing.router import Router, work_of
-from runtime.scheduler.page_pool import chain_root, extend_chain
+from runtime.scheduler.kv_cache.page_pool import chain_root, extend_chain
 from runtime.scheduler.sequence import Sequence
 from tests.support.examples import examples
 

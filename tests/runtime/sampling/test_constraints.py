@@ -17,7 +17,7 @@ from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.torch_sampler import TorchSampler
 from runtime.scheduler.batch import NewRow
 from runtime.scheduler.waiting_queue import validation_error
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.bench import Bench, request
 from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 7

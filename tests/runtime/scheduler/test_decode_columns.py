@@ -8,7 +8,8 @@ import pytest
 from runtime.scheduler.batch import LAST, Batch
 from runtime.scheduler.decode_columns import EMPTY, ONES, DecodeRows, RequestColumns
 from runtime.scheduler.scheduler import BatchBuilder
-from tests.support.engine.fake_model import VOCAB_SIZE, Bench, request
+from tests.support.engine.bench import Bench, request
+from tests.support.engine.fake_model import VOCAB_SIZE
 
 
 def prompt(length: int, first: int = 1) -> list[int]:

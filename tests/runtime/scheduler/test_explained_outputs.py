@@ -6,7 +6,7 @@ import pytest
 
 from runtime.ipc.mailbox import merged
 from runtime.messages import RequestOutput
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.bench import Bench, request
 
 
 def last(bench: Bench, id: int) -> RequestOutput:

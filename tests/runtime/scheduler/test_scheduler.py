@@ -8,7 +8,7 @@ import pytest
 
 from runtime.messages import BACKGROUND
 from runtime.scheduler.batch import LAST
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.bench import Bench, request
 
 
 def order_of_ends(bench: Bench) -> list[int]:

@@ -12,8 +12,9 @@ from runtime.engine.loop import Engine
 from runtime.grammar.manager import COMPILE_SECONDS, REPLY_TIMEOUT_SECONDS, SILENT
 from runtime.messages import BACKGROUND, EngineRequest, PoolingParams, RequestOutput, SamplingParams
 from runtime.scheduler.scheduler import SchedulerOutput
+from tests.support.engine.bench import resolved
 from tests.support.engine.fake_grammar_process import FakeGrammars
-from tests.support.engine.fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding, resolved
+from tests.support.engine.fake_model import VOCAB_SIZE, FakeExecutor, plain_decoding
 
 
 @dataclass

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from runtime.messages import EngineRequest
-from tests.support.engine.fake_model import Bench, request
+from tests.support.engine.bench import Bench, request
 
 PAGE = 4
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
-from runtime.scheduler.page_pool import PagePool
-from runtime.scheduler.prefix_hit import first_seen_page, longest_hit
+from runtime.scheduler.kv_cache.page_pool import PagePool
+from runtime.scheduler.kv_cache.prefix_hit import first_seen_page, longest_hit
+from runtime.scheduler.kv_cache.sequence_pages import NO_PAGE, SequencePages
 from runtime.scheduler.sequence import Sequence
-from runtime.scheduler.sequence_pages import NO_PAGE, SequencePages
 from runtime.scheduler.states.snapshots import SnapshotHit, StateSnapshots
 
 

@@ -3,177 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import count
-from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given
-from msgspec import structs
 
-from benchmarks.schedule.device_model import (
-    ENCODER,
-    H200_VL,
-    SimulatedClock,
-    SimulatedDevice,
-)
-from runtime.engine.loop import Engine
-from runtime.messages import EngineRequest, PromptImage, SamplingParams
-from runtime.scheduler.batch import Batch
-from runtime.scheduler.scheduler import BatchBuilder
+from benchmarks.schedule.device_model import ENCODER
+from runtime.messages import PromptImage
 from tests.support.examples import examples
+from tests.support.images.encoding_server import STAGES, EncodingServer, prompt
 
-STAGES = len(ENCODER.stage_operations)
-SIDE = ENCODER.token_side
 SIDES = (2, 8, 16, 32, 64)  # tokens of an image's sides
-
-
-@cache
-def pixels_of(side: int) -> bytes:
-    return bytes(3 * (side * SIDE) ** 2)
-
-
-def image(start: int, side: int, number: int) -> PromptImage:
-    pixels, digest = pixels_of(side), number.to_bytes(32, "little")
-    return PromptImage(start, side * side, side * SIDE, side * SIDE, pixels, digest)
-
-
-def prompt(*parts: int | tuple[int, int]) -> tuple[list[int], tuple[PromptImage, ...]]:
-    """Numbers of text tokens, and (side, number) of images."""
-    images: list[PromptImage] = []
-    length = 0
-    for part in parts:
-        if isinstance(part, int):
-            length += part
-        else:
-            images.append(image(length, *part))
-            length += images[-1].num_tokens
-    return [5] * length, tuple(images)
-
-
-class CheckedDevice(SimulatedDevice):
-    """Asserts what a real one needs of the stages of the encoder."""
-
-    def __init__(self, clock: SimulatedClock, limit: int) -> None:
-        super().__init__(clock, 1, model=H200_VL)
-        self.batches: list[Batch] = []
-        self.begun: tuple[bytes, int] | None = None
-        self.features: set[bytes] = set()
-        self.most_bytes = 0
-        self._limit = limit
-        self._sizes: dict[bytes, int] = {}
-        self._images: dict[int, Any] = {}  # of each slot
-
-    def forward(self, batch: Batch) -> None:
-        self.batches.append(batch)
-        super().forward(batch)
-        assert len(batch.slots), "a step without rows has no results"
-        for row in batch.new_rows:
-            self._images[row.slot] = row.images
-        for stages in batch.image_stages:
-            self._encode(batch, stages)
-        self._check_rows(batch)
-        for digest in batch.images_dropped:
-            begun = self.begun is not None and self.begun[0] == digest
-            self.begun = None if begun else self.begun
-            self.features.discard(digest)
-        held = [*self.features, *([self.begun[0]] if self.begun else [])]
-        num_bytes = sum(self._sizes[digest] for digest in held)
-        assert num_bytes <= max(self._limit, self._sizes[held[0]] if len(held) == 1 else 0)
-
-    def _encode(self, batch: Batch, stages: Any) -> None:
-        assert 0 <= stages.first < stages.end <= STAGES
-        if stages.image is not None:
-            assert stages.first == 0
-            before = self.begun and self.begun[0]
-            given_up = before in (None, stages.digest) or before in batch.images_dropped
-            assert given_up, "two images are half-way through the encoder"
-            tokens = stages.image.num_tokens
-            self._sizes[stages.digest] = tokens * 2 * ENCODER.feature_size
-            self.begun = stages.digest, 0
-        assert self.begun == (stages.digest, stages.first), "stages follow each other"
-        self.begun = stages.digest, stages.end
-        if stages.end == STAGES:
-            self.begun = None
-            self.features.add(stages.digest)
-
-    def _check_rows(self, batch: Batch) -> None:
-        rows = slice(batch.decode_rows, None)
-        columns = batch.slots[rows], batch.starts[rows], batch.q_lens[rows]
-        for slot, start, length in zip(*(each.tolist() for each in columns), strict=True):
-            for one in self._images[slot]:
-                tokens = one.width * one.height // SIDE**2
-                if one.start < start + length and one.start + tokens > start:
-                    assert one.digest in self.features, "a chunk has an image without features"
-
-
-class Server:
-    """An engine on a checked device, whose every step is within its limit."""
-
-    def __init__(self, *, target_ms: float = 0.0, cache_bytes: int = 512 << 20, **changes: Any):
-        self.clock = SimulatedClock()
-        self.device = CheckedDevice(self.clock, cache_bytes)
-        config = structs.replace(
-            H200_VL.config(20_000, target_ms),
-            image_cache_bytes=cache_bytes, **{"num_pages": 2000, **changes},
-        )  # fmt: skip
-        self.engine = Engine(config, 1000, self.device, clock=self.clock)
-        self.finished: dict[int, str | None] = {}
-        self.first: dict[int, float] = {}
-        self.charged: list[tuple[int, int]] = []  # tokens of steps with decode rows, and limits
-        self._budget = 0
-        scheduler = self.engine.scheduler
-        self._step, self._tokens = scheduler._step, scheduler.chunks.tokens
-        scheduler._step = self._checked_step  # type: ignore[method-assign]
-        scheduler.chunks.tokens = self._noted_tokens  # type: ignore[method-assign]
-
-    def _noted_tokens(self, *args: Any) -> int:
-        self._budget = self._tokens(*args)
-        return self._budget
-
-    def _checked_step(self, *args: Any) -> BatchBuilder:
-        builder = self._step(*args)
-        work, times = builder.encoder, self.engine.scheduler.times
-        if work is None or not builder.decode_rows or not times.knows_encoder(0):
-            return builder
-        charged = len(builder.tokens) + times.encoder_tokens(work.num_stages, work.operations)
-        if work.num_stages > 1 or builder.tokens:  # one stage alone cannot be cut
-            assert charged <= self._budget + 1e-6, "a step is longer than its limit"
-        self.charged.append((int(charged), self._budget))
-        return builder
-
-    def add(self, id: int, tokens: list[int], images: tuple[PromptImage, ...] = (), **kwargs: Any):
-        max_tokens, priority = kwargs.get("max_tokens", 20), kwargs.get("priority", 0)
-        params = SamplingParams(max_tokens=max_tokens)
-        self.engine.add(EngineRequest(id, 0, tokens, params, priority, images=images))
-
-    def step(self, steps: int = 1) -> None:
-        for _ in range(steps):
-            for output in self.engine.step():
-                assert output.error is None, output.error
-                self.first.setdefault(output.id, self.clock.now)
-                if output.finish is not None:
-                    self.finished[output.id] = output.finish
-            self.engine.requests.check_integrity()
-
-    def run(self, most: int = 20_000) -> None:
-        for _ in range(most):
-            if self.engine.idle:
-                return
-            self.step()
-        raise AssertionError("a prompt starves")
-
-    def learn(self) -> None:
-        """Run prompts of text and images beside a row that decodes."""
-        self.add(9000, [1] * 100, max_tokens=400)
-        self.step(3)
-        for id in range(9001, 9005):
-            self.add(id, *prompt(300, (16, id), 200), max_tokens=4)
-            self.step(40)
-        while len(self.finished) < 5:
-            self.step()
-        self.device.batches.clear()
 
 
 @dataclass(repr=False)
@@ -232,7 +73,7 @@ def loads(draw: st.DrawFn) -> Load:
 @examples(60, suppress_health_check=[HealthCheck.too_slow])
 @given(loads())
 def test_every_prompt_ends_and_no_step_is_charged_more_than_its_limit(load: Load) -> None:
-    server = Server(
+    server = EncodingServer(
         target_ms=load.target_ms, cache_bytes=load.cache_bytes,
         num_pages=load.num_pages, max_num_seqs=load.max_num_seqs,
     )  # fmt: skip
@@ -256,7 +97,7 @@ def test_every_prompt_ends_and_no_step_is_charged_more_than_its_limit(load: Load
 
 
 def test_an_image_that_is_alone_is_encoded_in_one_step_with_its_whole_prompt() -> None:
-    server = Server()
+    server = EncodingServer()
     server.add(1, *prompt(10, (32, 1), 14), max_tokens=3)
     server.step()
     [batch] = server.device.batches
@@ -265,7 +106,7 @@ def test_an_image_that_is_alone_is_encoded_in_one_step_with_its_whole_prompt() -
 
 
 def test_beside_rows_that_decode_an_image_takes_several_steps_and_as_many_as_one_needs() -> None:
-    server = Server()
+    server = EncodingServer()
     server.learn()
     for id in range(32):
         server.add(id, [1] * 128, max_tokens=2000)
@@ -282,7 +123,7 @@ def test_beside_rows_that_decode_an_image_takes_several_steps_and_as_many_as_one
 
 
 def test_before_its_time_is_known_the_encoder_runs_one_stage_a_step() -> None:
-    server = Server()
+    server = EncodingServer()
     server.add(1, [1] * 100, max_tokens=200)
     server.step(2)
     server.add(2, *prompt(10, (32, 1), 14))
@@ -294,7 +135,7 @@ def test_before_its_time_is_known_the_encoder_runs_one_stage_a_step() -> None:
 @pytest.mark.parametrize("target_ms", [0.0, 15.0, 30.0])
 def test_a_large_image_after_small_ones_makes_no_step_long(target_ms: float) -> None:
     """Small images of one size do not show what an operation takes."""
-    server = Server(target_ms=target_ms, num_pages=20_000)
+    server = EncodingServer(target_ms=target_ms, num_pages=20_000)
     server.learn()
     for id in range(8):
         server.add(id, [1] * 128, max_tokens=6000)
@@ -316,7 +157,7 @@ BYTES_A_TOKEN = 2 * ENCODER.feature_size
 
 def test_images_that_have_no_room_beside_those_that_others_read_are_encoded_after_them() -> None:
     """Of both prompts each holds what the other needs: one's features, the other's turn."""
-    server = Server(cache_bytes=6000 * BYTES_A_TOKEN, num_pages=20_000)
+    server = EncodingServer(cache_bytes=6000 * BYTES_A_TOKEN, num_pages=20_000)
     server.learn()
     server.add(1, *prompt(500, (64, 1), 6000))
     server.add(2, *prompt((64, 2), 10))
@@ -325,7 +166,7 @@ def test_images_that_have_no_room_beside_those_that_others_read_are_encoded_afte
 
 
 def test_stages_are_not_lost_when_the_rows_that_decoded_end() -> None:
-    server = Server(cache_bytes=5000 * BYTES_A_TOKEN, num_pages=20_000, max_num_seqs=16)
+    server = EncodingServer(cache_bytes=5000 * BYTES_A_TOKEN, num_pages=20_000, max_num_seqs=16)
     server.learn()
     server.add(0, [1] * 128, max_tokens=600)
     server.step(3)
@@ -340,7 +181,7 @@ def test_stages_are_not_lost_when_the_rows_that_decoded_end() -> None:
 
 
 def test_an_image_is_encoded_beside_a_long_prompt_of_text() -> None:
-    server = Server(num_pages=20_000, max_num_seqs=64)
+    server = EncodingServer(num_pages=20_000, max_num_seqs=64)
     server.learn()
     for id in range(32):
         server.add(id, [1] * 128, max_tokens=2000)
@@ -353,7 +194,7 @@ def test_an_image_is_encoded_beside_a_long_prompt_of_text() -> None:
 
 
 def test_images_of_a_prompt_are_encoded_in_their_order_and_one_image_at_a_time() -> None:
-    server = Server()
+    server = EncodingServer()
     server.learn()
     server.add(0, [1] * 128, max_tokens=2000)
     server.step(5)
@@ -374,7 +215,7 @@ def test_images_of_a_prompt_are_encoded_in_their_order_and_one_image_at_a_time()
         assert places == sorted(places)
 
 
-def half_way(server: Server) -> None:
+def half_way(server: EncodingServer) -> None:
     """Request 100's image is half-way through the encoder, beside a row that decodes."""
     server.learn()
     server.add(0, [1] * 128, max_tokens=2000)
@@ -385,7 +226,7 @@ def half_way(server: Server) -> None:
 
 
 def test_an_abort_in_the_middle_of_an_image_frees_what_there_is_of_it() -> None:
-    server = Server()
+    server = EncodingServer()
     half_way(server)
     images = server.engine.requests.images
     before = images.num_bytes
@@ -398,7 +239,7 @@ def test_an_abort_in_the_middle_of_an_image_frees_what_there_is_of_it() -> None:
 
 
 def test_a_preemption_in_the_middle_of_an_image_frees_it_and_it_is_encoded_anew() -> None:
-    server = Server()
+    server = EncodingServer()
     half_way(server)
     requests = server.engine.requests
     requests.preempt(requests.live[100])
@@ -411,7 +252,7 @@ def test_a_preemption_in_the_middle_of_an_image_frees_it_and_it_is_encoded_anew(
 
 
 def test_an_image_that_another_prompt_needs_as_well_goes_on_after_an_abort() -> None:
-    server = Server()
+    server = EncodingServer()
     half_way(server)
     server.add(101, *prompt(20, (32, 1), 5))
     server.step()
@@ -427,7 +268,7 @@ def test_an_image_that_another_prompt_needs_as_well_goes_on_after_an_abort() -> 
 
 
 def test_short_prompts_without_end_do_not_keep_an_image_from_being_encoded() -> None:
-    server = Server()
+    server = EncodingServer()
     server.learn()
     server.add(0, [1] * 128, max_tokens=4000)
     server.step(5)
@@ -442,7 +283,7 @@ def test_short_prompts_without_end_do_not_keep_an_image_from_being_encoded() -> 
 
 @pytest.mark.parametrize("size", [1, 40 << 20])
 def test_features_that_do_not_fit_are_encoded_again_and_never_exceed_their_room(size: int) -> None:
-    server = Server(cache_bytes=size)
+    server = EncodingServer(cache_bytes=size)
     server.add(0, [1] * 128, max_tokens=3000)
     for id in range(1, 5):
         server.add(id, *prompt(5, (32, id), 5, (16, 50 + id), 5, (32, 60), 5))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.messages import PromptImage
-from runtime.scheduler.page_pool import PagePool, chain_root, extend_chain, images_between
+from runtime.scheduler.kv_cache.page_pool import PagePool, chain_root, extend_chain, images_between
 
 
 def hashes_of(tokens: list[int], *, salt: bytes = b"", page_size: int = 4) -> list[bytes]:

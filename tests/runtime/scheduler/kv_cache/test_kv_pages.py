@@ -11,9 +11,9 @@ from runtime.engine.loop import Engine
 from runtime.kv_capacity import KVCapacity
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
-from runtime.scheduler.page_pool import PagePool
-from runtime.scheduler.prefix_hit import first_seen_page, longest_hit
-from tests.support.engine.fake_model import Bench, request, resolved
+from runtime.scheduler.kv_cache.page_pool import PagePool
+from runtime.scheduler.kv_cache.prefix_hit import first_seen_page, longest_hit
+from tests.support.engine.bench import Bench, request, resolved
 
 VOCAB = 97
 

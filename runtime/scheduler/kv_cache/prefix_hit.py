@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.scheduler.page_pool import PageHash, PagePool
+from runtime.scheduler.kv_cache.page_pool import PageHash, PagePool
 
 
 def first_seen_page(position: int, window: int, page_size: int) -> int:
