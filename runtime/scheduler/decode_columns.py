@@ -51,6 +51,11 @@ class DecodeRows(NamedTuple):
     def slots(self) -> Int64Array:
         return self.requests.slots
 
+    @property
+    def num_kv_tokens(self) -> int:
+        """Tokens of KV that the rows read."""
+        return int(np.add.reduce(self.starts))
+
 
 class FullPage(NamedTuple):
     """A sequence whose newest tokens fill a page; `content` are they if all of them are new."""

@@ -7,7 +7,7 @@ import pytest
 
 from runtime.scheduler.batch import LAST, Batch
 from runtime.scheduler.decode_columns import EMPTY, ONES, DecodeRows, RequestColumns
-from runtime.scheduler.scheduler import BatchBuilder
+from runtime.scheduler.scheduler import scheduled_step
 from tests.support.engine.bench import Bench, request
 from tests.support.engine.fake_model import VOCAB_SIZE
 
@@ -61,13 +61,15 @@ def test_an_id_that_is_used_again_gets_nothing_of_the_one_before() -> None:
 def test_steps_of_all_sizes_share_the_columns_that_never_change() -> None:
     """One copy a size would be gigabytes for a server of many thousand rows."""
 
-    def num_computed_tokens(count: int) -> Batch:
+    table = Bench().engine.requests
+
+    def step_of(count: int) -> Batch:
         column = np.arange(count)
         requests = RequestColumns(column, column, column, column)
         rows = DecodeRows(requests, column, ONES[:count], count, EMPTY, [])
-        return BatchBuilder(rows, 16).build().batch
+        return scheduled_step(table, rows, None).batch
 
-    few, more = num_computed_tokens(3), num_computed_tokens(5)
+    few, more = step_of(3), step_of(5)
     assert more.tokens.tolist() == [LAST] * 5 and more.q_lens.tolist() == [1] * 5
     for name in ("q_lens", "tokens", "num_new_pages", "sample"):
         assert np.shares_memory(getattr(few, name), getattr(more, name)), name

@@ -11,7 +11,8 @@ from benchmarks.schedule.device_model import ENCODER, H200_VL, SimulatedClock, S
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PromptImage, SamplingParams
 from runtime.scheduler.batch import Batch
-from runtime.scheduler.scheduler import BatchBuilder
+from runtime.scheduler.decode_columns import DecodeRows
+from runtime.scheduler.prefill import PrefillRows
 
 STAGES = len(ENCODER.stage_operations)
 SIDE = ENCODER.token_side
@@ -112,24 +113,24 @@ class EncodingServer:
         self.charged: list[tuple[int, int]] = []  # tokens of steps with decode rows, and limits
         self._budget = 0
         scheduler = self.engine.scheduler
-        self._step, self._tokens = scheduler._step, scheduler.chunks.tokens
+        self._step, self._tokens = scheduler._step, scheduler.prefill.chunks.tokens
         scheduler._step = self._checked_step  # type: ignore[method-assign]
-        scheduler.chunks.tokens = self._noted_tokens  # type: ignore[method-assign]
+        scheduler.prefill.chunks.tokens = self._noted_tokens  # type: ignore[method-assign]
 
     def _noted_tokens(self, *args: Any) -> int:
         self._budget = self._tokens(*args)
         return self._budget
 
-    def _checked_step(self, *args: Any) -> BatchBuilder:
-        builder = self._step(*args)
-        work, times = builder.encoder, self.engine.scheduler.times
-        if work is None or not builder.decode_rows or not times.knows_encoder(0):
-            return builder
-        charged = len(builder.tokens) + times.encoder_tokens(work.num_stages, work.operations)
-        if work.num_stages > 1 or builder.tokens:  # one stage alone cannot be cut
+    def _checked_step(self, *args: Any) -> tuple[DecodeRows, PrefillRows | None]:
+        decoding, prefill = self._step(*args)
+        work, times = prefill and prefill.encoder, self.engine.scheduler.times
+        if prefill is None or work is None or not len(decoding.slots) or not times.knows_encoder(0):
+            return decoding, prefill
+        charged = len(prefill.tokens) + times.encoder_tokens(work.num_stages, work.operations)
+        if work.num_stages > 1 or prefill.tokens:  # one stage alone cannot be cut
             assert charged <= self._budget + 1e-6, "a step is longer than its limit"
         self.charged.append((int(charged), self._budget))
-        return builder
+        return decoding, prefill
 
     def add(self, id: int, tokens: list[int], images: tuple[PromptImage, ...] = (), **kwargs: Any):
         max_tokens, priority = kwargs.get("max_tokens", 20), kwargs.get("priority", 0)

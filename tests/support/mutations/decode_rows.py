@@ -6,40 +6,46 @@ from collections.abc import Callable
 
 import numpy as np
 
+import runtime.scheduler.scheduler
 from runtime.scheduler.batch import LAST
 from runtime.scheduler.decode_columns import DecodeColumns, DecodeRows, RequestColumns
+from runtime.scheduler.prefill import PrefillRows
 from runtime.scheduler.request_table import RequestTable
-from runtime.scheduler.scheduler import BatchBuilder, SchedulerOutput
+from runtime.scheduler.scheduler import SchedulerOutput
 from runtime.scheduler.sequence import Sequence
 
 
 def forgotten_new_page(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def build(self: BatchBuilder, requests: RequestTable) -> SchedulerOutput:
-        rows = self.decoding
-        self.decoding = rows._replace(new_page_rows=rows.new_page_rows[1:])
-        del rows.new_pages[:1]
-        return true(self, requests)
+    def scheduled_step(
+        requests: RequestTable, decoding: DecodeRows, prefill: PrefillRows | None
+    ) -> SchedulerOutput:
+        forgets = decoding._replace(new_page_rows=decoding.new_page_rows[1:])
+        del forgets.new_pages[:1]
+        return true(requests, forgets, prefill)
 
-    return build
+    return scheduled_step
 
 
 def start_off_by_one(true: Callable[..., SchedulerOutput]) -> Callable[..., SchedulerOutput]:
-    def build(self: BatchBuilder, requests: RequestTable) -> SchedulerOutput:
-        self.starts = [start - (start > 4) for start in self.starts]
-        self.decoding.starts[self.decoding.starts > 4] -= 1
-        return true(self, requests)
+    def scheduled_step(
+        requests: RequestTable, decoding: DecodeRows, prefill: PrefillRows | None
+    ) -> SchedulerOutput:
+        if prefill is not None:
+            prefill.starts = [start - (start > 4) for start in prefill.starts]
+        decoding.starts[decoding.starts > 4] -= 1
+        return true(requests, decoding, prefill)
 
-    return build
+    return scheduled_step
 
 
 def last_fed_stale_after_preemption(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
+    def add(self: PrefillRows, sequence: Sequence, count: int) -> bool:
         samples = true(self, sequence, count)
         if sequence.preemptions and samples and sequence.tokens[sequence.prompt_len :]:
             self.tokens[-1] = LAST
         return samples
 
-    return add_prefill
+    return add
 
 
 def slot_not_started_over(true: Callable[..., None]) -> Callable[..., None]:
@@ -139,10 +145,10 @@ def drafts_without_a_mask(true: Callable[..., None]) -> Callable[..., None]:
 
 
 MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
-    (BatchBuilder, "add_prefill", last_fed_stale_after_preemption),
-    (BatchBuilder, "build", forgotten_new_page),
-    (BatchBuilder, "build", start_off_by_one),
-    (BatchBuilder, "init_slot", slot_not_started_over),
+    (PrefillRows, "add", last_fed_stale_after_preemption),
+    (runtime.scheduler.scheduler, "scheduled_step", forgotten_new_page),
+    (runtime.scheduler.scheduler, "scheduled_step", start_off_by_one),
+    (PrefillRows, "init_slot", slot_not_started_over),
     (DecodeColumns, "add_sequence", pages_off_by_one_crossing),
     (DecodeColumns, "add_sequence", ends_of_others_alone),
     (DecodeColumns, "flush_tokens", newest_tokens_forgotten),

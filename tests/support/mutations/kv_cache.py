@@ -10,8 +10,8 @@ from runtime.scheduler.commit import Committer
 from runtime.scheduler.kv_cache.kv_pages import Claim, KVPages
 from runtime.scheduler.kv_cache.page_pool import PagePool
 from runtime.scheduler.kv_cache.sequence_pages import SequencePages
+from runtime.scheduler.prefill import PrefillRows
 from runtime.scheduler.request_table import RequestTable
-from runtime.scheduler.scheduler import BatchBuilder
 from runtime.scheduler.sequence import Sequence
 
 TABLES: list[RequestTable] = []  # of the engine that runs
@@ -58,7 +58,7 @@ def chain_without_parent(true: Callable[..., None]) -> Callable[..., None]:
 
 
 def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bool]:
-    def add_prefill(self: BatchBuilder, sequence: Sequence, count: int) -> bool:
+    def add(self: PrefillRows, sequence: Sequence, count: int) -> bool:
         result = true(self, sequence, count)
         table = TABLES[-1]
         hashes = sequence.hash_pages(table.resolved.page_size)
@@ -68,7 +68,7 @@ def hit_of_a_page_not_yet_written(true: Callable[..., bool]) -> Callable[..., bo
                     table.pool.cache_page(page, page_hash, group)
         return result
 
-    return add_prefill
+    return add
 
 
 def whole_prompt_looked_up(true: Callable[..., Claim | None]) -> Callable[..., Claim | None]:
@@ -138,7 +138,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (runtime.scheduler.sequence, "extend_chain", chain_without_parent),
     (runtime.scheduler.sequence, "chain_root", salt_ignored),
     (Sequence, "may_use_prefix_cache", means_without_their_prefix),
-    (BatchBuilder, "add_prefill", hit_of_a_page_not_yet_written),
+    (PrefillRows, "add", hit_of_a_page_not_yet_written),
     (SequencePages, "unsent", pages_never_reported),
     (SequencePages, "unsent", tables_sent_in_the_wrong_order),
     (KVPages, "claim", whole_prompt_looked_up),
