@@ -16,6 +16,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from runtime.kv_capacity import KVCapacity
+from runtime.snapshot import SequenceEvent, Snapshot
+from runtime.stats import Stats
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -151,10 +153,6 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: list[tuple[int, float]]  # (token id, logprob), most likely first
 
 
-# When, and the tokens of the chunk of prefill that was scheduled then; 0: it was preempted.
-SequenceEvent = tuple[float, int]
-
-
 class RequestOutput(Struct, frozen=True, array_like=True):
     """New tokens of one request.  The one with `finish` set is its last."""
 
@@ -172,69 +170,6 @@ class RequestOutput(Struct, frozen=True, array_like=True):
     mean_batch: float = 0.0  # mean rows a step, from its first step to its last
     is_request_error: bool = False  # with `error`: the request is invalid
     events: list[SequenceEvent] = []  # in the last output only
-
-
-# Upper edges of the histogram buckets of steps in Stats; one more bucket takes the rest.
-STEP_SECONDS_EDGES = (
-    0.0005, 0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5,
-    1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
-STEP_TOKENS_EDGES = tuple(float(2**power) for power in range(15))
-
-
-class GraphCounts(Struct):
-    """What an executor counts of its CUDA graphs, since it was loaded."""
-
-    captures: int = 0
-    steps_without: int = 0
-    steps_in_larger: int = 0  # in one for more tokens or rows: there was none of their own size
-
-    def reset(self) -> None:
-        self.captures = self.steps_without = self.steps_in_larger = 0
-
-
-class ImageCounts(Struct):
-    """What an executor counts of images, since it was loaded."""
-
-    encoded: int = 0
-    seconds: float = 0.0  # of the encoder
-
-    def reset(self) -> None:
-        self.encoded = 0
-        self.seconds = 0.0
-
-
-class Stats(Struct, frozen=True, array_like=True):
-    """Current gauges, and counters since the engine started."""
-
-    running: int = 0
-    waiting: int = 0
-    pages_used: int = 0  # referenced by a running sequence
-    pages_total: int = 0
-    steps: int = 0
-    step_tokens: int = 0  # tokens in the last step
-    step_seconds: float = 0.0  # duration of the last step
-    prompt_tokens: int = 0  # computed or cached, counted when scheduled first
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    preemptions: int = 0
-    step_seconds_counts: tuple[int, ...] = ()  # steps in each bucket; () before the first step
-    step_seconds_sum: float = 0.0
-    step_tokens_counts: tuple[int, ...] = ()
-    step_tokens_sum: int = 0
-    steps_without_graph: int = 0
-    steps_in_larger_graph: int = 0  # there was none of their own size yet
-    graphs_captured_while_decoding: int = 0  # each would delay those rows: always 0
-    step_predictions: int = 0  # steps whose time was predicted, and
-    step_prediction_error: float = 0.0  # the sum of |measured / predicted - 1| of those
-    # Of `pages_used`, those of each group of layers; and the others that prefixes may hit.
-    group_pages_used: tuple[int, ...] = ()
-    group_pages_cached: tuple[int, ...] = ()
-    states_used: int = 0  # recurrent states of running sequences
-    snapshots_used: int = 0  # snapshots of recurrent states that prefixes may hit
-    images_encoded: int = 0
-    image_cache_hits: int = 0
-    image_encoder_seconds: float = 0.0
 
 
 class StepOutput(Struct, frozen=True, array_like=True, tag="step"):
@@ -280,94 +215,6 @@ class EngineLoad(Struct, frozen=True, array_like=True, tag="load"):
     # Hashes of pages, 16 bytes each, that were cached or evicted since the last message.
     stored: bytes = b""
     dropped: bytes = b""
-
-
-class SequenceState(Struct, frozen=True, array_like=True):
-    """A sequence in the engine, for the dashboard."""
-
-    id: int
-    state: Literal["waiting", "prefill", "decode", "held"]
-    prompt_tokens: int
-    cached_tokens: int
-    computed_tokens: int
-    known_tokens: int  # of prompt and answer
-    num_pages: int
-    preemptions: int
-    events: list[SequenceEvent]
-
-
-class PageMap(Struct, frozen=True, array_like=True):
-    """The KV pages in the order of their memory, in cells of as many pages each.
-
-    `runs` are pairs of a kind and the number of consecutive cells of it: FREE, CACHED, SHARED, or
-    FIRST_OWNER + i for pages that belong to sequence i alone.  A cell is of the kind that most of
-    its pages are of.
-    """
-
-    pages_per_cell: int
-    runs: list[int]
-    free: int  # pages without content, and
-    cached: int  # with content that a prefix may hit; both may be taken by any sequence
-    shared: int  # by several sequences
-    owned: int  # by one
-
-
-FREE, CACHED, SHARED, FIRST_OWNER = range(4)
-
-
-class StepSample(Struct, frozen=True, array_like=True):
-    """The time of a step, and what it depends on: see runtime/scheduler/step_time.py."""
-
-    seconds: float
-    rows: int
-    prompt_tokens: int
-    kv_tokens: int
-    pairs: float
-    encoder_stages: int = 0
-    encoder_operations: float = 0.0
-    has_images: int = 0
-
-
-class PlanPicture(Struct, frozen=True, array_like=True):
-    """A split plan of the rows that decode.  Times are in blocks of KV that a program reads."""
-
-    planner: str
-    makespan: float
-    combine: float
-    # Of each program: row, eighths of a block, row, eighths of a block, ...
-    programs: list[list[int]]
-
-
-class WavePicture(Struct, frozen=True, array_like=True):
-    """What each program of a decode step reads, and what FlashAttention-3's rule would let it."""
-
-    device: str
-    runs_here: bool  # False: it is the plan that this GPU would get
-    sms: int
-    programs: int
-    block: int  # tokens
-    block_us: float
-    lower_bound: float  # of every plan's makespan
-    rows: list[int]  # the request of each row
-    kv_tokens: list[int]  # of each row
-    plan: PlanPicture
-    fa3: PlanPicture
-
-
-class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
-    """The engine at one moment, for dashboards; sent while one is open."""
-
-    at: float
-    stats: Stats
-    sequences: list[SequenceState]  # those with a slot, whose place numbers them in `pages`;
-    waiting: list[SequenceState]  # and the first of those that wait
-    pages: PageMap
-    steps: list[StepSample]  # the last ones
-    # Seconds of a step and of each unit of StepSample's load, in its order; () if unknown.
-    weights: tuple[float, ...]
-    wave: WavePicture | None  # None: no row decodes, or there is no plan for this model
-    shares: list[tuple[int, bytes]]  # of API processes, by index
-    build_seconds: float  # of CPU time, that it took to make this
 
 
 DOWNLOAD = "download"  # the phase of Progress whose numbers are bytes

@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager
 from typing import Literal, Protocol
 
 from runtime.ipc.client import Mailbox
-from runtime.messages import Progress, PromptImage, Ready, SamplingParams, Snapshot, Stats
+from runtime.messages import Progress, PromptImage, Ready, SamplingParams
+from runtime.snapshot import Snapshot
+from runtime.stats import Stats
 
 EngineState = Literal[
     "loading",  # it starts, for the first time or again

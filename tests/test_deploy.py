@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.apis.ops import routes as operation
 from server.app import ROUTES
 from server.metrics.metrics import Metrics

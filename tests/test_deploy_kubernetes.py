@@ -17,7 +17,8 @@ import jsonschema
 import pytest
 import yaml
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.apis.ops import routes as operation
 from server.cli.commands import serve
 from server.cli.flags import ALIASES, MAX_RANKS

@@ -16,6 +16,8 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("server", "runtime", "model_zoo", "attention")  # each may import those after it
 FOR_SERVER = {
     "runtime.messages",
+    "runtime.snapshot",
+    "runtime.stats",
     "runtime.config",
     "runtime.host_memory",
     "runtime.ipc.client",
@@ -32,6 +34,8 @@ HOST_SIDE = (
     "kv_capacity",
     "memory_plan",
     "messages",
+    "snapshot",
+    "stats",
 )
 # Main modules of processes, which join the two sides.
 JOINT = ("runtime.engine.process", "runtime.engine.rank_process")
@@ -42,6 +46,8 @@ FOR_DEVICE_SIDE = {
     "runtime.host_memory",
     "runtime.memory_plan",
     "runtime.messages",
+    "runtime.snapshot",
+    "runtime.stats",
 }
 FOUNDATIONS = {"torch", "triton", "numpy", "transformers", "safetensors"}
 ARRAYS = "runtime.scheduler"  # keeps the sequences that decode in columns of numpy

@@ -21,10 +21,10 @@ from msgspec import structs
 from benchmarks.images.bench_encoder import published
 from benchmarks.schedule.host_step import MAX_TOKENS, fake_config
 from runtime.config import ResolvedConfig
-from runtime.messages import GraphCounts
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.scheduler.step_time import StepLoad
 from runtime.startup.engine_spec import TILE, full_wave_sizes
+from runtime.stats import GraphCounts
 
 # Tokens of a step -> milliseconds of its GEMMs on one H100 for a moment: few tokens by
 # bench_step, many by the faster way for each size, and the output layer.

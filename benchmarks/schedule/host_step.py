@@ -23,8 +23,9 @@ from runtime.cuda_graph.buffers import HostBlock, Layout
 from runtime.cuda_graph.launch import Bucket, Buckets
 from runtime.engine.loop import Engine
 from runtime.engine.process import OutputPublisher
-from runtime.messages import EngineRequest, SamplingParams, Stats
+from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
+from runtime.stats import Stats
 
 ROWS = (1, 32, 256)
 VOCAB_SIZE = 151_936

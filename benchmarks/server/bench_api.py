@@ -35,10 +35,10 @@ from runtime.messages import (
     FromEngine,
     Ready,
     RequestOutput,
-    Stats,
     StepOutput,
     ToEngine,
 )
+from runtime.stats import Stats
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 

@@ -28,11 +28,11 @@ from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
-from runtime.messages import ImageCounts
 from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch
 from runtime.startup.device import free_bytes, is_out_of_memory
+from runtime.stats import ImageCounts
 
 EMPTY_BATCH = make_batch()
 

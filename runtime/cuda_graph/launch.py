@@ -24,8 +24,8 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from runtime.messages import GraphCounts
 from runtime.scheduler.batch import Batch
+from runtime.stats import GraphCounts
 
 MAX_MIXED = 2048  # tokens of a graph
 TILE = 128  # rows of a tile of a large GEMM

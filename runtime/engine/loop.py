@@ -15,19 +15,12 @@ from typing import NamedTuple, Protocol
 
 from runtime.config import ResolvedConfig
 from runtime.grammar.manager import GrammarManager, GrammarUpdates
-from runtime.messages import (
-    STEP_SECONDS_EDGES,
-    STEP_TOKENS_EDGES,
-    EngineRequest,
-    GraphCounts,
-    ImageCounts,
-    RequestOutput,
-    Stats,
-)
+from runtime.messages import EngineRequest, RequestOutput
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.scheduler.commit import NO_TOKEN_COLUMNS, Committer, TokenColumns
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.scheduler import Scheduler, SchedulerOutput
+from runtime.stats import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, GraphCounts, ImageCounts, Stats
 
 COMPILE_WAIT_SECONDS = 0.002  # at most in one step: a message may arrive meanwhile
 IDLE_BEFORE_PREPARE_SECONDS = 0.5

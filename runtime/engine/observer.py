@@ -14,8 +14,9 @@ from collections.abc import Callable
 from msgspec import structs
 
 from runtime.engine.loop import Engine
-from runtime.messages import FromEngine, Observe, Snapshot, WavePicture
+from runtime.messages import FromEngine, Observe
 from runtime.scheduler.snapshot import page_map, running_states, step_samples, waiting_states
+from runtime.snapshot import Snapshot, WavePicture
 
 log = logging.getLogger("wavefill.dashboard")
 

@@ -34,12 +34,12 @@ from runtime.messages import (
     Progress,
     Ready,
     RequestOutput,
-    Stats,
     StepOutput,
     ToEngine,
 )
 from runtime.precompile import preimport
 from runtime.startup.timeline import Timeline
+from runtime.stats import Stats
 
 if TYPE_CHECKING:  # they import NumPy, which takes a while
     from runtime.engine.load_report import LoadReport

@@ -23,8 +23,9 @@ from model_zoo.inputs import StepImages
 from model_zoo.vision.encoder import Encoding
 from model_zoo.vision.positions import ImagePositions, ImageSpan
 from runtime.executor.transfers import upload
-from runtime.messages import ImageCounts, PromptImage
+from runtime.messages import PromptImage
 from runtime.scheduler.batch import Batch, ImageStages, NewRow
+from runtime.stats import ImageCounts
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from attention.kv_pool import KVPool
 from model_zoo.inputs import ModelInput
 from runtime.executor.announced import Announce
 from runtime.executor.pending import DevicePendingOutput
-from runtime.messages import GraphCounts, ImageCounts
 from runtime.scheduler.batch import Batch, Masks
+from runtime.stats import GraphCounts, ImageCounts
 
 
 class ModelProtocol(Protocol):

@@ -24,9 +24,9 @@ from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
 from runtime.executor.transfers import upload
-from runtime.messages import GraphCounts, ImageCounts
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.scheduler.batch import Batch, Int64Array, Masks
+from runtime.stats import GraphCounts, ImageCounts
 
 
 class TorchExecutor:

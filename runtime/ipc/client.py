@@ -32,11 +32,11 @@ from runtime.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
-    Snapshot,
-    Stats,
 )
 from runtime.routing.engine_sums import ready_of_all, stats_of_all
 from runtime.routing.router import Router
+from runtime.snapshot import Snapshot
+from runtime.stats import Stats
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
 # Of several engines, that may end while one request waits for its first output in them: it may be

@@ -19,11 +19,11 @@ from runtime.messages import (
     Progress,
     Ready,
     RequestOutput,
-    Snapshot,
-    Stats,
     StepOutput,
     ToEngine,
 )
+from runtime.snapshot import Snapshot
+from runtime.stats import Stats
 
 
 class EngineAddress(NamedTuple):

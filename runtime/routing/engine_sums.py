@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import astuple, replace
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 
 LAST = ("step_tokens", "step_seconds")  # of the last step: no sums
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, InitVar, dataclass, field
 
-from runtime.messages import EngineRequest, FinishReason, SequenceEvent, TokenLogprob
+from runtime.messages import EngineRequest, FinishReason, TokenLogprob
 from runtime.scheduler.kv_cache.page_pool import (
     PageHash,
     chain_root,
@@ -13,6 +13,7 @@ from runtime.scheduler.kv_cache.page_pool import (
     page_hash,
 )
 from runtime.scheduler.kv_cache.sequence_pages import SequencePages
+from runtime.snapshot import SequenceEvent
 
 MAX_EVENTS = 256  # of one sequence: enough for a prompt of a million tokens in chunks of 4096
 

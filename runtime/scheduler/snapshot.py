@@ -10,18 +10,11 @@ from itertools import chain
 
 import numpy as np
 
-from runtime.messages import (
-    CACHED,
-    FIRST_OWNER,
-    SHARED,
-    PageMap,
-    SequenceState,
-    StepSample,
-)
 from runtime.scheduler.kv_cache.page_pool import PagePool
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.step_time import StepTimes
+from runtime.snapshot import CACHED, FIRST_OWNER, SHARED, PageMap, SequenceState, StepSample
 
 MAX_CELLS = 2048  # of the map of pages
 MAX_WAITING = 16  # sequences that are listed

@@ -26,9 +26,10 @@ from model_zoo.model import Model
 from runtime.config import EngineConfig, ResolvedConfig
 from runtime.executor.protocols import DeviceExecutor
 from runtime.memory_plan import MemoryPlan
-from runtime.messages import Ready, WavePicture
+from runtime.messages import Ready
 from runtime.precompile.pool import Compilers
 from runtime.ranks.group import ALONE, Ranks
+from runtime.snapshot import WavePicture
 from runtime.startup.calculated_scales import calculate_kv_scales
 from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes

@@ -7,7 +7,7 @@ from functools import partial
 
 import attention.wave_picture as pictures
 from attention.wave_picture import PicturedDevice
-from runtime.messages import PlanPicture, WavePicture
+from runtime.snapshot import PlanPicture, WavePicture
 from runtime.startup.engine_spec import EngineSpec
 
 

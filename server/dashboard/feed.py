@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict
 
-from runtime.messages import Snapshot
+from runtime.snapshot import Snapshot
 from server.config import ServerConfig
 from server.dashboard.share import Share, merged, share_of
 from server.engine import Engine, OneEngine, engine_state, serving_state

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 from msgspec import Struct
 
-from runtime.messages import SequenceEvent
+from runtime.snapshot import SequenceEvent
 from server.generation.request_log import KeyTotals, Record, RequestLog
 from server.metrics.metrics import Metrics
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.messages import RequestOutput, SequenceEvent
+from runtime.messages import RequestOutput
+from runtime.snapshot import SequenceEvent
 from server.telemetry.summary import Phases
 
 

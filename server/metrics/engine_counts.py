@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import astuple
 
-from runtime.messages import Stats
+from runtime.stats import Stats
 
 # Counters among the fields of Stats -> help.
 GRAPH_COUNTERS = {

@@ -13,7 +13,8 @@ from typing import Literal, get_args
 
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric, SummaryMetricFamily
 
-from runtime.messages import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import STEP_SECONDS_EDGES, STEP_TOKENS_EDGES, Stats
 from server.engine import EngineState
 from server.metrics.engine_counts import GRAPH_COUNTERS, IMAGE_COUNTERS, EngineCounts
 

@@ -16,7 +16,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.engine import EngineState
 from server.metrics.buffered_histogram import BufferedHistogram
 from server.metrics.engine_families import EngineFamilies, EngineReadings

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import get_args
 
 from runtime.config import MAX_IMAGE_PIXELS
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
 from server.process.loading_report import LoadingReport

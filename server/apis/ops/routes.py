@@ -13,7 +13,8 @@ from msgspec.structs import asdict
 from starlette.requests import Request
 from starlette.responses import FileResponse, HTMLResponse, Response
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.engine import engine_state
 from server.errors import SERVER_ERROR, NotFound, RequestError, error_body
 from server.generation.generation import require_ready

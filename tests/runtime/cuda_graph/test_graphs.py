@@ -22,8 +22,8 @@ from runtime.cuda_graph.launch import (
     StepLaunch,
 )
 from runtime.cuda_graph.step import StepTensors
-from runtime.messages import GraphCounts
 from runtime.scheduler.batch import make_batch
+from runtime.stats import GraphCounts
 from tests.support.engine.bench import resolved
 
 NOTHING = StepTensors(torch.zeros(0), torch.zeros(0))

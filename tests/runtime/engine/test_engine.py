@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from runtime.engine.loop import IDLE_BEFORE_PREPARE_SECONDS, Engine
-from runtime.messages import GraphCounts, TokenLogprob
+from runtime.messages import TokenLogprob
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
+from runtime.stats import GraphCounts
 from tests.support.engine.bench import Bench, request
 from tests.support.engine.fake_model import VOCAB_SIZE, FakePending
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.engine.observer import INTERVAL_SECONDS, MAX_SHARE, SHARE_SECONDS, Observer
-from runtime.messages import FromEngine, Observe, PlanPicture, Snapshot, WavePicture
+from runtime.messages import FromEngine, Observe
+from runtime.snapshot import PlanPicture, Snapshot, WavePicture
 from tests.support.engine.bench import Bench, request
 
 

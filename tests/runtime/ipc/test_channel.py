@@ -20,11 +20,11 @@ from runtime.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
-    Stats,
     StepOutput,
     ToEngine,
     TokenLogprob,
 )
+from runtime.stats import Stats
 
 TO_ENGINE = msgspec.msgpack.Decoder(ToEngine)
 FROM_ENGINE = msgspec.msgpack.Decoder(FromEngine)

@@ -16,9 +16,9 @@ from runtime.messages import (
     EngineRequests,
     PromptImage,
     RequestOutput,
-    Stats,
     StepOutput,
 )
+from runtime.stats import Stats
 from tests.support.engine.played_engine import (
     PARAMS,
     PlayedEngine,

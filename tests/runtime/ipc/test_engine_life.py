@@ -5,14 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from runtime.ipc.client import EngineClient
-from runtime.messages import (
-    BACKGROUND,
-    EngineDown,
-    Progress,
-    RequestOutput,
-    Stats,
-    StepOutput,
-)
+from runtime.messages import BACKGROUND, EngineDown, Progress, RequestOutput, StepOutput
+from runtime.stats import Stats
 from tests.support.engine.played_engine import (
     PARAMS,
     PlayedEngine,

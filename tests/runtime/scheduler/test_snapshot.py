@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.messages import CACHED, FIRST_OWNER, FREE, SHARED, PageMap
 from runtime.scheduler.kv_cache.page_pool import PagePool
 from runtime.scheduler.snapshot import page_map, running_states, step_samples, waiting_states
 from runtime.scheduler.step_time import RECENT_STEPS, StepLoad, StepTimes
+from runtime.snapshot import CACHED, FIRST_OWNER, FREE, SHARED, PageMap
 from tests.support.engine.bench import Bench, request
 
 FIRST, SECOND = FIRST_OWNER, FIRST_OWNER + 1

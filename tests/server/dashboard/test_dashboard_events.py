@@ -13,7 +13,9 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from runtime.messages import PageMap, Progress, SequenceState, Snapshot, Stats
+from runtime.messages import Progress
+from runtime.snapshot import PageMap, SequenceState, Snapshot
+from runtime.stats import Stats
 from server.dashboard.share import KeyRow, RequestRow, Share, merged
 from tests.support.server.fake_engine import FakeEngine, FakeServer, fake_server
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.messages import Stats
+from runtime.stats import Stats
 from server.metrics.metrics import Metrics
 from tests.support.server.scrape import ready
 

@@ -6,7 +6,8 @@ import pytest
 from msgspec import structs
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.messages import Progress, Stats
+from runtime.messages import Progress
+from runtime.stats import Stats
 from server.engine import engine_state
 from server.metrics.metrics import Metrics
 from tests.support.server.fake_engine import FakeEngine

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from runtime.messages import Ready, Stats
+from runtime.messages import Ready
+from runtime.stats import Stats
 from server.metrics.metrics import Metrics
 from tests.support.server.scrape import ready, values
 

@@ -13,7 +13,8 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.config import EngineConfig
-from runtime.messages import Progress, Ready, Stats
+from runtime.messages import Progress, Ready
+from runtime.stats import Stats
 from server.config import ServerConfig
 from server.process.logs import JsonFormatter, TextFormatter
 from server.process.start_report import Reporter, busy_line, start_report

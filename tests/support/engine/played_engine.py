@@ -14,10 +14,10 @@ from runtime.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
-    Stats,
     StepOutput,
     ToEngine,
 )
+from runtime.stats import Stats
 
 PARAMS = SamplingParams(max_tokens=16)
 POLL_SECONDS, LIMIT_POLLS = 0.01, 3000

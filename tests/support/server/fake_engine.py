@@ -30,10 +30,10 @@ from runtime.messages import (
     Ready,
     RequestOutput,
     SamplingParams,
-    Snapshot,
-    Stats,
     TokenLogprob,
 )
+from runtime.snapshot import Snapshot
+from runtime.stats import Stats
 from server.app import create_app
 from server.batches.store import BatchStore
 from server.config import ServerConfig

@@ -26,10 +26,10 @@ from runtime.messages import (
     Progress,
     Ready,
     RequestOutput,
-    Stats,
     StepOutput,
     ToEngine,
 )
+from runtime.stats import Stats
 
 STEP_SECONDS = 0.02
 

@@ -42,7 +42,8 @@ from pydantic import BaseModel
 
 from runtime.ipc.channel import Receiver, Sender
 from runtime.ipc.client import EngineAddress, EngineClient
-from runtime.messages import EngineRequest, FromEngine, RequestOutput, Stats, StepOutput, ToEngine
+from runtime.messages import EngineRequest, FromEngine, RequestOutput, StepOutput, ToEngine
+from runtime.stats import Stats
 from server.app import create_app
 from server.batches.background import ask
 from server.loaded_model import LoadedModel

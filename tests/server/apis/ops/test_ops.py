@@ -9,7 +9,8 @@ from importlib.metadata import version
 import httpx2 as httpx
 import pytest
 
-from runtime.messages import Progress, Stats
+from runtime.messages import Progress
+from runtime.stats import Stats
 from tests.support.server.fake_engine import FakeServer
 
 HEALTH = ["/health", "/readyz", "/ready", "/ping"]
