@@ -21,6 +21,7 @@ from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, G
 from server.errors import FieldPath, RequestError
 from server.generation.admission import full
 from server.http.validation import MAX_NAME
+from server.process.pipes import end_process, wait_until_ready
 from server.prompt.tokenizer import ChatTokenizer
 
 # Until a verdict, whatever keeps the process waiting; it ends itself after CHECK_SECONDS of work.
@@ -102,7 +103,7 @@ class GrammarChecker:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        self._process, self._end = process, weakref.finalize(self, _end, process)
+        self._process, self._end = process, weakref.finalize(self, end_process, process)
         try:
             _exchange(process, msgspec.json.encode(start), START_SECONDS)
         except (OSError, EOFError):  # TimeoutError, too
@@ -117,30 +118,15 @@ class GrammarChecker:
         self._process = self._end = None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            try:
-                stream.close()
-            except OSError:
-                continue  # what was not written is lost
-
-
 def _exchange(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes:
     """Send a line, and read one.  Raises TimeoutError, or EOFError if the process has ended."""
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(request + b"\n")
     process.stdin.flush()
     descriptor, line = process.stdout.fileno(), b""
-    readable = select.poll()  # select.select takes no descriptor above 1023
-    readable.register(descriptor, select.POLLIN)
     deadline = time.monotonic() + seconds
     while not line.endswith(b"\n"):
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not readable.poll(remaining * 1000):
-            raise TimeoutError
+        wait_until_ready(descriptor, select.POLLIN, deadline)
         chunk = os.read(descriptor, 1 << 16)
         if not chunk:
             raise EOFError

@@ -21,6 +21,7 @@ from server.generation.admission import full
 from server.images.decode_worker import CPU_SECONDS, DecodeArgs, DecodeResult
 from server.images.image_error import ImageError
 from server.metrics.image_causes import ImageCause
+from server.process.pipes import end_process, wait_until_ready
 
 PROCESSES = 2  # of an API process; they start when they are needed
 WAIT_SECONDS = 30.0  # until an answer, whatever keeps a process waiting; see CPU_SECONDS
@@ -130,7 +131,7 @@ class DecodeProcess:
             stderr=subprocess.DEVNULL,
             env={name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ},
         )
-        self._end = weakref.finalize(self, _end, self._process)
+        self._end = weakref.finalize(self, end_process, self._process)
         assert self._process.stdin is not None and self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._in, False)
@@ -164,35 +165,15 @@ class DecodeProcess:
     def _write(self, data: bytes, deadline: float) -> None:
         left = memoryview(data)
         while left:
-            _wait(self._in, select.POLLOUT, deadline)
+            wait_until_ready(self._in, select.POLLOUT, deadline)
             left = left[os.write(self._in, left[:READ_BYTES]) :]
 
     def _read(self, size: int, deadline: float) -> bytearray:
         data = bytearray()
         while len(data) < size:
-            _wait(self._out, select.POLLIN, deadline)
+            wait_until_ready(self._out, select.POLLIN, deadline)
             chunk = os.read(self._out, min(READ_BYTES, size - len(data)))
             if not chunk:
                 raise EOFError
             data += chunk
         return data
-
-
-def _wait(descriptor: int, event: int, deadline: float) -> None:
-    """Raises TimeoutError."""
-    ready = select.poll()  # select.select takes no descriptor above 1023
-    ready.register(descriptor, event)
-    remaining = deadline - time.monotonic()
-    if remaining <= 0 or not ready.poll(remaining * 1000):
-        raise TimeoutError
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            try:
-                stream.close()
-            except OSError:
-                continue  # what was not written is lost

@@ -99,6 +99,41 @@ def load_columns(X, rows, real, start, K, row_stride, BLOCK_K: tl.constexpr, EVE
 
 
 @triton.jit
+def expert_product(
+    X, x_rows, real, x_row_stride, W, SCALES, ZEROS, ROW_SCALES, BIAS, expert, rows, N, K, width,
+    scale_expert, scale_row, scale_column, MODE: tl.constexpr, KIND: tl.constexpr,
+    SCALE: tl.constexpr, UNIT: tl.constexpr, RUN: tl.constexpr, ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr, PER_ROW: tl.constexpr, SCALES_SUMS: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """-> [rows, x_rows] float32: rows [*], all below N, of one expert's weight times rows of x,
+    with the expert's scales and bias.
+
+    real  of x_rows: the others are taken as 0
+    """
+    at_expert = expert.to(tl.int64)
+    W += at_expert * N * width
+    if SCALES is not None:
+        SCALES += at_expert * scale_expert
+    if ZEROS is not None:
+        ZEROS += at_expert * scale_expert
+    if ROW_SCALES is not None:
+        ROW_SCALES += at_expert * N
+    acc = tl.zeros([rows.shape[0], x_rows.shape[0]], tl.float32)
+    for start in range(0, K, BLOCK_K):
+        x = load_columns(X, x_rows, real, start, K, x_row_stride, BLOCK_K, EVEN_K)
+        acc = add_product(
+            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
+            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
+            EVEN_K,
+        )  # fmt: skip
+    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
+    if BIAS is not None:
+        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
+    return acc
+
+
+@triton.jit
 def sigmoid(z):
     return 1.0 / (1.0 + tl.exp(-tl.maximum(z, -80.0)))  # exp of more would be infinite
 

@@ -32,6 +32,7 @@ from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 from model_zoo.layers.moe.expert_tile import (
     activated,
     add_product,
+    expert_product,
     gate_up_rows,
     load_columns,
     row_factor,
@@ -87,28 +88,14 @@ def _few_gate_up(
     if not is_first:
         return
     N = 2 * inner
-    at_expert = expert.to(tl.int64)
-    W += at_expert * N * width
-    if SCALES is not None:
-        SCALES += at_expert * scale_expert
-    if ZEROS is not None:
-        ZEROS += at_expert * scale_expert
-    if ROW_SCALES is not None:
-        ROW_SCALES += at_expert * N
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     token = tl.arange(0, COLUMNS)
     rows = gate_up_rows(n, inner)
-    acc = tl.zeros([2 * BLOCK_N, COLUMNS], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x = load_columns(X, token, chose, start, K, x_row, BLOCK_K, EVEN_K)
-        acc = add_product(
-            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
-            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
-            EVEN_K,
-        )  # fmt: skip
-    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
-    if BIAS is not None:
-        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
+    acc = expert_product(
+        X, token, chose, x_row, W, SCALES, ZEROS, ROW_SCALES, BIAS, expert, rows, N, K, width,
+        scale_expert, scale_row, scale_column, MODE, KIND, SCALE, UNIT, RUN, ROW_GROUP,
+        COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K, EVEN_K,
+    )  # fmt: skip
     gate, up = tl.split(acc.reshape(2, BLOCK_N, COLUMNS).permute(1, 2, 0))
     y = activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty)
     at = OUT + (token * TOP_K + slot)[None, :] * inner + n[:, None]
@@ -143,6 +130,7 @@ def _few_down(
     )
     if OWN > 0:
         is_first &= expert < OWN
+    # As expert_product(), in two parts: the addresses before the wait, where W is prefetched.
     at_expert = expert.to(tl.int64)
     W += at_expert * N * width
     if SCALES is not None:

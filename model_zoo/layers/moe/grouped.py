@@ -27,10 +27,8 @@ from attention.common.dependent_launch import wait_for_launcher
 from model_zoo.layers.moe.align import EXPERTS
 from model_zoo.layers.moe.expert_tile import (
     activated,
-    add_product,
+    expert_product,
     gate_up_rows,
-    load_columns,
-    row_factor,
 )
 from model_zoo.layers.moe.few_tokens import add_shared
 
@@ -76,27 +74,13 @@ def _grouped_gate_up(
         return
     expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
     N = 2 * inner
-    at_expert = expert.to(tl.int64)
-    W += at_expert * N * width
-    if SCALES is not None:
-        SCALES += at_expert * scale_expert
-    if ZEROS is not None:
-        ZEROS += at_expert * scale_expert
-    if ROW_SCALES is not None:
-        ROW_SCALES += at_expert * N
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = gate_up_rows(n, inner)
-    acc = tl.zeros([2 * BLOCK_N, BLOCK_M], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x = load_columns(X, pair // TOP_K, real, start, K, x_row, BLOCK_K, EVEN_K)
-        acc = add_product(
-            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
-            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
-            EVEN_K,
-        )  # fmt: skip
-    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
-    if BIAS is not None:
-        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
+    acc = expert_product(
+        X, pair // TOP_K, real, x_row, W, SCALES, ZEROS, ROW_SCALES, BIAS, expert, rows, N, K,
+        width, scale_expert, scale_row, scale_column, MODE, KIND, SCALE, UNIT, RUN, ROW_GROUP,
+        COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K, EVEN_K,
+    )  # fmt: skip
     gate, up = tl.split(acc.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
     y = tl.trans(activated(gate, up, ACTIVATION).to(OUT.dtype.element_ty))
     at = OUT + pair.to(tl.int64)[:, None] * inner + n[None, :]
@@ -119,27 +103,13 @@ def _grouped_down(
     if not exists:
         return
     expert, pair, real = _pairs_of_tile(TILES, COUNTS, PAIRS, tile, tokens, BLOCK_M)
-    at_expert = expert.to(tl.int64)
-    W += at_expert * N * width
-    if SCALES is not None:
-        SCALES += at_expert * scale_expert
-    if ZEROS is not None:
-        ZEROS += at_expert * scale_expert
-    if ROW_SCALES is not None:
-        ROW_SCALES += at_expert * N
     n = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = tl.minimum(n, N - 1)
-    acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for start in range(0, K, BLOCK_K):
-        x = load_columns(X, pair, real, start, K, K, BLOCK_K, EVEN_K)
-        acc = add_product(
-            acc, x, W, SCALES, ZEROS, rows, start, N, K, width, scale_row, scale_column, MODE, KIND,
-            SCALE, UNIT, RUN, ROW_GROUP, COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K,
-            EVEN_K,
-        )  # fmt: skip
-    acc *= row_factor(SCALES, ROW_SCALES, rows, MODE, UNIT, PER_ROW)[:, None]
-    if BIAS is not None:
-        acc += tl.load(BIAS + at_expert * N + rows).to(tl.float32)[:, None]
+    acc = expert_product(
+        X, pair, real, K, W, SCALES, ZEROS, ROW_SCALES, BIAS, expert, rows, N, K, width,
+        scale_expert, scale_row, scale_column, MODE, KIND, SCALE, UNIT, RUN, ROW_GROUP,
+        COLUMN_GROUP, PER_ROW, SCALES_SUMS, PRECISION, BLOCK_K, EVEN_K,
+    )  # fmt: skip
     acc *= tl.load(WEIGHTS + pair)[None, :]
     y = tl.trans(acc.to(PARTS.dtype.element_ty))
     within = n < N

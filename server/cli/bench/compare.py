@@ -14,11 +14,11 @@ from server.bench.metrics import Summary, summarize
 from server.cli.bench.options import (
     DEFAULT_CONCURRENCY,
     BenchProgress,
+    add_loop_options,
     add_request_options,
     at_least,
     check_request_options,
     measurement,
-    positive,
     reported_arguments,
     sizes,
     with_version,
@@ -49,13 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-prompts", type=at_least(1), default=64, help="requests of each turn to each server"
     )
-    loop = parser.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--concurrency",
-        type=at_least(1),
-        help=f"closed loop with this many clients; {DEFAULT_CONCURRENCY} if left out",
-    )
-    loop.add_argument("--rate", type=positive, help="open loop, requests a second (Poisson)")
+    add_loop_options(parser)
 
 
 async def run(args: argparse.Namespace) -> int:

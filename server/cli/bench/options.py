@@ -83,6 +83,16 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", help="write the figures there too")
 
 
+def add_loop_options(parser: argparse.ArgumentParser) -> None:
+    loop = parser.add_mutually_exclusive_group()
+    loop.add_argument(
+        "--concurrency",
+        type=at_least(1),
+        help=f"closed loop with this many clients; {DEFAULT_CONCURRENCY} if left out",
+    )
+    loop.add_argument("--rate", type=positive, help="open loop, requests a second (Poisson)")
+
+
 def check_request_options(args: argparse.Namespace, urls: tuple[str, ...]) -> Objectives:
     """Also takes the key of the environment.  Raises UsageError."""
     if args.endpoint == "chat" and args.prompts == "ids":

@@ -12,12 +12,12 @@ from server.bench.metrics import Objectives, as_json, summarize, table
 from server.cli.bench.options import (
     DEFAULT_CONCURRENCY,
     BenchProgress,
+    add_loop_options,
     add_request_options,
     add_server_option,
     at_least,
     check_request_options,
     measurement,
-    positive,
     reported_arguments,
     sizes,
 )
@@ -36,13 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-prompts", type=at_least(1), default=100, help="requests that are measured"
     )
-    loop = parser.add_mutually_exclusive_group()
-    loop.add_argument(
-        "--concurrency",
-        type=at_least(1),
-        help=f"closed loop with this many clients; {DEFAULT_CONCURRENCY} if left out",
-    )
-    loop.add_argument("--rate", type=positive, help="open loop, requests a second (Poisson)")
+    add_loop_options(parser)
 
 
 async def run(args: argparse.Namespace) -> int:
