@@ -77,12 +77,7 @@ def test_a_window_hides_what_is_before_it(device: str, window: int, planner: str
 def test_pages_before_the_window_are_never_read(device: str):
     """A model that frees them leaves junk in the table."""
     case = make_case([(1, 100), (3, 90)], window=20, device=device)
-    for row, (q_len, kv_len) in enumerate(case.rows):
-        first_seen = kv_len - q_len - case.window + 1
-        case.page_table[row, : first_seen // 16] = 2**31 - 1
-        for position in range(first_seen // 16 * 16, first_seen):
-            page = case.page_table[row, position // 16]
-            case.k[page, :, position % 16] = case.v[page, :, position % 16] = float("nan")
+    case.spoil_before_window()
     check(case, *decoded(case, max_q_len=3))
 
 

@@ -34,7 +34,7 @@ from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import write_checkpoint
 from tests.support.quantization.quantized_models import FORMATS, write_quantized_experts
-from tests.support.quantization.rounded_activations import ROUNDED, round_activations
+from tests.support.quantization.rounded_activations import check_errors_on_a_gpu
 
 CPU = torch.device("cpu")
 TILES = ExpertTiles.of(16, ProductTile(32, 128), ProductTile(64, 128))
@@ -145,17 +145,4 @@ def test_packed_experts_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tm
     model = load_model(config, tmp_path, dtype=torch.bfloat16, device=torch.device("cuda"))
     autotune_gemms(model, file=tmp_path / "chosen.json")
     autotune_experts(model, file=tmp_path / "chosen.json")
-    tokens = torch.randint(config.vocab_size, (200,))
-    with torch.inference_mode():
-        exact = reference(tokens[None]).logits[0]
-        rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
-        if name in ROUNDED:
-            round_activations(reference.model.layers, ROUNDED[name])
-            rounded = reference(tokens[None]).logits[0].float()
-    expected = (rounded - exact).abs().mean()
-    for cuts in ([], [150, 199], [8, 40, 104]):
-        row = PagedRow(model, config, torch.bfloat16, device="cuda")
-        found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
-        error = (found - exact).abs().mean()
-        most = (1.5 if name in ROUNDED else 2) * expected
-        assert error <= most, (cuts, error / expected, error / exact.std())
+    check_errors_on_a_gpu(reference, model, config, name, 1.5)

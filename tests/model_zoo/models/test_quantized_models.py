@@ -23,7 +23,11 @@ from tests.support.quantization.quantized_models import (
     write_quantized,
     write_quantized_hybrid,
 )
-from tests.support.quantization.rounded_activations import ROUNDED, round_activations
+from tests.support.quantization.rounded_activations import (
+    ROUNDED,
+    check_errors_on_a_gpu,
+    round_activations,
+)
 
 CPU = torch.device("cpu")
 SLOW = pytest.mark.slow
@@ -141,20 +145,7 @@ def test_packed_weights_on_a_gpu_err_no_more_than_dequantized_ones(name: str, tm
     linears = [m for m in model.modules() if isinstance(m, Linear) and m is not model.head]
     assert packed(model) == linears
     autotune_gemms(model, file=tmp_path / "chosen.json")
-    tokens = torch.randint(config.vocab_size, (200,))
-    with torch.inference_mode():
-        exact = reference(tokens[None]).logits[0]
-        rounded = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
-        if name in ROUNDED:
-            round_activations(reference.model.layers, ROUNDED[name])
-            rounded = reference(tokens[None]).logits[0].float()
-    expected = (rounded - exact).abs().mean()
-    for cuts in ([], [150, 199], [8, 40, 104]):
-        row = PagedRow(model, config, torch.bfloat16, device="cuda")
-        found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
-        error = (found - exact).abs().mean()
-        most = (1.25 if name in ROUNDED else 2) * expected
-        assert error <= most, (cuts, error / expected, error / exact.std())
+    check_errors_on_a_gpu(reference, model, config, name, 1.25)
 
 
 @pytest.mark.gpu

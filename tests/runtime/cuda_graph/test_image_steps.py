@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec import structs
 
-from attention.backend import Capacity, Shape
-from attention.dispatch import choose
-from attention.kv_pool import KVPool
 from model_zoo.config import read_config
-from runtime.config import ResolvedConfig
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.launch import Buckets, LaunchPlanner, StepLaunch
 from runtime.engine.loop import Engine
 from runtime.executor.images import RowImages
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import make_batch
+from tests.support.engine.device_engine import engine_of, sizes
+from tests.support.interpreter.unused_lanes import UNUSED_LANES
 from tests.support.models.loaded_model import load_model
 from tests.support.models.tiny_vision import (
     SIDE,
@@ -28,11 +27,7 @@ from tests.support.models.tiny_vision import (
     write_vision_checkpoint,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered"),
-    pytest.mark.filterwarnings("ignore:overflow encountered"),
-]
+pytestmark = UNUSED_LANES
 SLOTS, PAGE, MAX_LEN, STEPS = 3, 16, 96, 6
 TEXT = [5, 9, 17, 33, 2, 71, 8]
 PROMPTS = [
@@ -47,32 +42,19 @@ def make_engine(checkpoint: Path, device: torch.device) -> tuple[Engine, GraphEx
     config = read_config(checkpoint)
     assert config.vision is not None
     model: Any = load_model(config, checkpoint, dtype=torch.float32, device=device)
-    shape = Shape(
-        heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE, dtype=torch.float32, kv_dtype=torch.float32,
-    )  # fmt: skip
-    resolved = ResolvedConfig(
-        model="", device="cpu", dtype="float32", kv_dtype="float32", attention="flash2",
-        load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=24,
-        page_size=PAGE, num_pages=20, prefix_cache=True, threads=1, seed=0, image_token_side=SIDE,
+    plain = sizes(
+        slots=SLOTS, budget=24, pages=20, page_size=PAGE, max_len=MAX_LEN, prefix_cache=True
+    )
+    resolved = structs.replace(
+        plain,
+        image_token_side=SIDE,
         image_token_bytes=4 * config.vision.feature_size,
         encoder_stages=config.vision.stage_operations,
-    )  # fmt: skip
-    kv = KVPool.allocate(
-        layers=config.num_layers, pages=20, kv_heads=config.num_kv_heads, page_size=PAGE,
-        head_dim=config.head_dim, dtype=torch.float32, device=device,
-    )  # fmt: skip
-    images = RowImages(model.vision, token_side=SIDE, num_slots=SLOTS, device=device)
-    executor = GraphExecutor(
-        model,
-        resolved=resolved,
-        vocab_size=config.vocab_size,
-        kv=kv,
-        backend=choose(device, "flash2", shape, Capacity(rows=SLOTS, tokens=24)),
-        device=device,
-        images=images,
     )
-    return Engine(resolved, config.vocab_size, executor), executor
+    images = RowImages(model.vision, token_side=SIDE, num_slots=SLOTS, device=device)
+    engine, executor = engine_of(config, model, device, resolved, graph_steps=True, images=images)
+    assert isinstance(executor, GraphExecutor)
+    return engine, executor
 
 
 def test_padded_steps_with_images_give_the_tokens_of_transformers(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
 
 from runtime.cuda_graph.executor import GraphExecutor
@@ -12,13 +11,9 @@ from runtime.cuda_graph.launch import Bucket, StepLaunch
 from runtime.messages import SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from tests.support.engine.device_engine import device_engine, sizes
+from tests.support.interpreter.unused_lanes import UNUSED_LANES
 
-# A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered"),
-    pytest.mark.filterwarnings("ignore:overflow encountered"),
-]
+pytestmark = UNUSED_LANES
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8, 2]]
 DRAFTS = [[11, 12, 13, 14], [21, 22, 23, 24]]
 

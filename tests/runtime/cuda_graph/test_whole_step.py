@@ -28,13 +28,9 @@ from tests.support.engine.graph_step_engine import (
     requests,
     results_of,
 )
+from tests.support.interpreter.unused_lanes import UNUSED_LANES
 
-# A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered"),
-    pytest.mark.filterwarnings("ignore:overflow encountered"),
-]
+pytestmark = UNUSED_LANES
 
 
 def test_whole_steps_answer_as_torch_executor_does(checkpoint: Path, device: torch.device) -> None:

@@ -29,14 +29,10 @@ from runtime.messages import (
     TokenLogprob,
 )
 from tests.support.engine.device_engine import POISON, device_engine, sizes
+from tests.support.interpreter.unused_lanes import UNUSED_LANES
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
-# A kernel divides and multiplies lanes that it does not use; the interpreter, by NumPy, says so.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:divide by zero encountered"),
-    pytest.mark.filterwarnings("ignore:invalid value encountered"),
-    pytest.mark.filterwarnings("ignore:overflow encountered"),
-]
+pytestmark = UNUSED_LANES
 TOLERANCE = 1e-4  # of scores and vectors, in float32
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from runtime.config import DeviceOption, EngineConfig
+from runtime.config import DeviceOption
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
-from runtime.startup.loading import load
+from tests.support.engine.loaded_engine import loaded_engine
 from tests.support.models.tiny_checkpoints import HYBRID_KINDS, KINDS, write_checkpoint
 from tests.support.quantization.gpt_oss_model import write_gpt_oss
 from tests.support.quantization.quantized_models import write_quantized
@@ -76,15 +76,6 @@ def expected(written: tuple[Path, Any], prompts: list[list[int]]) -> list[list[i
     return answers
 
 
-def make_engine(checkpoint: Path, device: DeviceOption, *, kv_tokens: int, batched: int) -> Engine:
-    config = EngineConfig(
-        model=str(checkpoint), device=device, dtype="float32", kv_tokens=kv_tokens,
-        max_num_seqs=4, max_batched_tokens=batched, threads=1,
-    )  # fmt: skip
-    loaded = load(config, lambda phase, done, total: None)
-    return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
-
-
 def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
     params = SamplingParams(max_tokens=STEPS, temperature=0)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -99,7 +90,7 @@ def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
 def test_chunks_of_prompts_among_decoding_rows_change_no_token(
     checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
-    engine = make_engine(checkpoint, device, kv_tokens=1024, batched=7)
+    engine = loaded_engine(checkpoint, device, kv_tokens=1024, max_batched_tokens=7)
     assert answer(engine, prompts) == expected
     # A second time, the prompts and answers are found in the prefix cache, but not in models whose
     # recurrent states are not cached.
@@ -113,6 +104,6 @@ def test_preempted_sequences_go_on_with_the_same_tokens(
 ) -> None:
     # One window of 32 positions in all layers takes few pages.
     kv_tokens = 112 if "mistral-window" in checkpoint.name else 208
-    engine = make_engine(checkpoint, device, kv_tokens=kv_tokens, batched=16)
+    engine = loaded_engine(checkpoint, device, kv_tokens=kv_tokens, max_batched_tokens=16)
     assert answer(engine, prompts) == expected
     assert engine.stats().preemptions > 0

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
 
-from runtime.config import DeviceOption, EngineConfig
+from runtime.config import DeviceOption
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, RequestOutput, SamplingParams
-from runtime.startup.loading import load
 from tests.support.engine.device_engine import device_engine, sizes
+from tests.support.engine.loaded_engine import loaded_engine
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 LENGTH, STEPS, EVERY = 200, 90, 64
@@ -36,14 +37,9 @@ def prompt() -> list[int]:
     return torch.randint(3, 90, (LENGTH,), generator=noise).tolist()
 
 
-def make_engine(checkpoint: Path, device: DeviceOption, **options: object) -> Engine:
-    fields: dict[str, object] = {
-        "max_num_seqs": 4, "max_batched_tokens": 48, "kv_tokens": 2048, "threads": 1,
-        "snapshot_every": EVERY, "dtype": "float32",
-    }  # fmt: skip
-    config = EngineConfig(model=str(checkpoint), device=device, **fields | options)  # type: ignore[arg-type]
-    loaded = load(config, lambda phase, done, total: None)
-    return Engine(loaded.resolved, loaded.ready.vocab_size, loaded.executor)
+def make_engine(checkpoint: Path, device: DeviceOption, **options: Any) -> Engine:
+    options = {"max_batched_tokens": 48, "snapshot_every": EVERY} | options
+    return loaded_engine(checkpoint, device, **options)
 
 
 def answer(engine: Engine, *prompts: list[int], count: int = STEPS) -> list[tuple[list[int], int]]:

@@ -11,13 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.config import ResolvedConfig
 from runtime.messages import MAX_BANNED_TOKENS, EngineRequest, SamplingParams
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.torch_sampler import TorchSampler
 from runtime.scheduler.batch import NewRow
 from runtime.scheduler.waiting_queue import validation_error
-from tests.support.engine.bench import Bench, request
+from tests.support.engine.bench import Bench, request, resolved
 from tests.support.kernels.sampler_cases import torch_sampler
 
 VOCAB = 7
@@ -160,21 +159,5 @@ def test_a_preempted_sequence_brings_its_answer_for_what_it_bans() -> None:
     "fields", [{"allowed_ids": (VOCAB,)}, {"banned": ((1, -1),)}, {"logprob_ids": (VOCAB + 5,)}]
 )
 def test_ids_that_the_model_does_not_have_are_refused(fields: dict[str, Any]) -> None:
-    resolved = ResolvedConfig(
-        model="none",
-        device="cpu",
-        dtype="float32",
-        kv_dtype="float32",
-        attention="mha",
-        load_format="auto",
-        max_model_len=64,
-        max_num_seqs=2,
-        max_batched_tokens=32,
-        page_size=16,
-        num_pages=8,
-        prefix_cache=True,
-        threads=1,
-        seed=0,
-    )
-    reason = validation_error(EngineRequest(1, 0, [1], greedy(**fields)), resolved, VOCAB)
+    reason = validation_error(EngineRequest(1, 0, [1], greedy(**fields)), resolved(), VOCAB)
     assert reason is not None and next(iter(fields)) in reason

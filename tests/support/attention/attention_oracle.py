@@ -44,6 +44,19 @@ class OracleCase:
     keys: list[Tensor] = field(repr=False)  # a row: [kv_len, kv_heads, D], as the pool stores them
     values: list[Tensor] = field(repr=False)
 
+    def spoil_before_window(self) -> None:
+        """What a model frees: pages that no query sees are junk in the table, and cells of other
+        pages that none sees are no numbers."""
+        page_size = self.k.shape[2]
+        for row, (q_len, kv_len) in enumerate(self.rows):
+            first_seen = kv_len - q_len - self.window + 1
+            first_page = first_seen // page_size
+            self.page_table[row, :first_page] = 2**31 - 1
+            for position in range(first_page * page_size, first_seen):
+                page = self.page_table[row, position // page_size]
+                cell = position % page_size
+                self.k[page, :, cell] = self.v[page, :, cell] = float("nan")
+
     def inputs(self, out: Tensor, lse: Tensor | None = None) -> KernelInputs:
         """Of a kernel that writes out and lse; `window` comes by plan or by itself."""
         return KernelInputs(

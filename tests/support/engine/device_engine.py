@@ -6,6 +6,7 @@ import random
 from collections.abc import Container, Iterable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from model_zoo.model import Model
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
+from runtime.executor.images import RowImages
 from runtime.executor.torch_executor import TorchExecutor
-from runtime.grammar.manager import GrammarUpdates
+from runtime.grammar.manager import GrammarManager, GrammarUpdates
 from runtime.messages import EngineRequest
 from runtime.scheduler.batch import Masks
 from tests.support.models.loaded_model import load_model
@@ -63,18 +65,34 @@ def sizes(
 def device_engine(
     checkpoint: Path, device: torch.device, resolved: ResolvedConfig, *, graph_steps: bool
 ) -> tuple[Engine, TorchExecutor | GraphExecutor]:
-    """With kernels and whole steps, or in plain torch; keys and values begin as no numbers."""
+    """As engine_of(), on the poisoned model, with late masks."""
     config, model = poisoned_model(checkpoint, device)
+    grammars: Any = FitRules(config.vocab_size)
+    return engine_of(config, model, device, resolved, graph_steps=graph_steps, grammars=grammars)
+
+
+def engine_of(
+    config: ModelConfig,
+    model: Model,
+    device: torch.device,
+    resolved: ResolvedConfig,
+    *,
+    graph_steps: bool,
+    dtype: torch.dtype = torch.float32,
+    grammars: GrammarManager | None = None,
+    images: RowImages | None = None,
+) -> tuple[Engine, TorchExecutor | GraphExecutor]:
+    """With kernels and whole steps, or in plain torch; keys and values begin as no numbers."""
     shape = Shape(
         heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=resolved.page_size, dtype=torch.float32, kv_dtype=torch.float32,
+        page_size=resolved.page_size, dtype=dtype, kv_dtype=dtype,
     )  # fmt: skip
     layout = kv_layout(config.attention_specs, resolved.max_model_len)
     assert layout.windows == resolved.group_windows
     kv = KVPool.allocate(
         layers=layout, pages=resolved.num_pages, kv_heads=config.num_kv_heads,
-        page_size=resolved.page_size, head_dim=config.head_dim, dtype=torch.float32,
-        device=device, states=junk_states(config, resolved.num_states, torch.float32, device),
+        page_size=resolved.page_size, head_dim=config.head_dim, dtype=dtype,
+        device=device, states=junk_states(config, resolved.num_states, dtype, device),
     )  # fmt: skip
     kv.k.fill_(torch.nan)
     kv.v.fill_(torch.nan)
@@ -92,10 +110,10 @@ def device_engine(
             windows=tuple({spec.window for spec in config.attention_specs}),
         ),
         device=device,
+        images=images,
     )
     runner.overlap = graph_steps  # interpreted ones, too: what is under way is read a step later
-    grammars = FitRules(config.vocab_size)
-    return Engine(resolved, config.vocab_size, runner, grammars=grammars), runner  # type: ignore[arg-type]
+    return Engine(resolved, config.vocab_size, runner, grammars=grammars), runner
 
 
 class FitRules:

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from attention.backend import Capacity, Shape
-from attention.dispatch import choose
-from attention.kv_pool import KVPool
 from model_zoo.config import read_config
-from runtime.config import ResolvedConfig
+from model_zoo.model import Model
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, PoolingParams, RequestOutput, SamplingParams
+from tests.support.engine.device_engine import engine_of, sizes
 from tests.support.models.loaded_model import load_model
 
 SLOTS, PAGE, MAX_LEN = 5, 16, 64
@@ -36,11 +34,8 @@ PARAMS = (
 
 
 @cache
-def model_of(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> torch.nn.Module:
-    return load_model(
-        read_config(checkpoint), checkpoint, dtype=dtype, device=device, load_format="auto",
-        progress=lambda phase, done, total: None,
-    )  # fmt: skip
+def model_of(checkpoint: Path, device: torch.device, dtype: torch.dtype) -> Model:
+    return load_model(read_config(checkpoint), checkpoint, dtype=dtype, device=device)
 
 
 def make_engine(
@@ -50,38 +45,18 @@ def make_engine(
     graph_steps: bool,
     dtype: torch.dtype = torch.float32,
     pages: int = 7,
-    budget: int = 24,
 ) -> tuple[Engine, TorchExecutor | GraphExecutor]:
     """With kernels and whole steps on memory full of junk, or in plain torch."""
-    config = read_config(checkpoint)
-    name = "flash2" if graph_steps else "mha"
-    shape = Shape(
-        heads=config.num_heads, kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        page_size=PAGE, dtype=dtype, kv_dtype=dtype,
-    )  # fmt: skip
-    resolved = ResolvedConfig(
-        model="", device="cpu", dtype="float32", kv_dtype="float32", attention=name,
-        load_format="auto", max_model_len=MAX_LEN, max_num_seqs=SLOTS, max_batched_tokens=budget,
-        page_size=PAGE, num_pages=pages, prefix_cache=True, threads=1, seed=0,
-    )  # fmt: skip
-    kv = KVPool.allocate(
-        layers=config.num_layers, pages=pages, kv_heads=config.num_kv_heads, page_size=PAGE,
-        head_dim=config.head_dim, dtype=dtype, device=device,
-    )  # fmt: skip
-    runner = (GraphExecutor if graph_steps else TorchExecutor)(
-        model_of(checkpoint, device, dtype),  # type: ignore[arg-type]
-        resolved=resolved,
-        vocab_size=config.vocab_size,
-        kv=kv,
-        backend=choose(device, name, shape, Capacity(rows=SLOTS, tokens=budget)),
-        device=device,
+    resolved = sizes(
+        slots=SLOTS, budget=24, pages=pages, page_size=PAGE, max_len=MAX_LEN, prefix_cache=True
+    )
+    model = model_of(checkpoint, device, dtype)
+    engine, runner = engine_of(
+        read_config(checkpoint), model, device, resolved, graph_steps=graph_steps, dtype=dtype
     )
     if isinstance(runner, GraphExecutor):
-        kv.k.fill_(torch.nan)
-        kv.v.fill_(torch.nan)
         spoil(runner)
-    runner.overlap = graph_steps
-    return Engine(resolved, config.vocab_size, runner), runner
+    return engine, runner
 
 
 def spoil(steps: GraphExecutor) -> None:

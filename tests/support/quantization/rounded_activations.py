@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from model_zoo.config import ModelConfig
 from model_zoo.layers.quantized_rows import ScaleKind
+from model_zoo.model import Model
+from tests.support.models.paged_forward import PagedRow
 
 LARGEST = 448.0  # of e4m3
 # Activations of W8A8, by the names of quantized_models.py.
@@ -51,3 +56,27 @@ def round_activations(layers: nn.Module, kind: ScaleKind) -> None:
     for module in layers.modules():
         if isinstance(module, nn.Linear):
             module.register_forward_pre_hook(round_input)
+
+
+def check_errors_on_a_gpu(
+    reference: Any, model: Model, config: ModelConfig, name: str, rounded_factor: float
+) -> None:
+    """A model on a GPU in bfloat16 errs at most twice as much as transformers' in bfloat16.
+
+    reference       transformers' model of the same weights, in float32
+    rounded_factor  takes the place of 2 where activations are approximate, which is then its error
+    """
+    tokens = torch.randint(config.vocab_size, (200,))
+    with torch.inference_mode():
+        exact = reference(tokens[None]).logits[0]
+        approximate = reference.to(torch.bfloat16)(tokens[None]).logits[0].float()
+        if name in ROUNDED:
+            round_activations(reference.model.layers, ROUNDED[name])
+            approximate = reference(tokens[None]).logits[0].float()
+    expected = (approximate - exact).abs().mean()
+    for cuts in ([], [150, 199], [8, 40, 104]):
+        row = PagedRow(model, config, torch.bfloat16, device="cuda")
+        found = row.feed_in_steps(tokens.cuda(), cuts).float().cpu()
+        error = (found - exact).abs().mean()
+        most = (rounded_factor if name in ROUNDED else 2) * expected
+        assert error <= most, (cuts, error / expected, error / exact.std())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from runtime.config import DeviceOption, EngineConfig
+from runtime.config import DeviceOption
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, PromptImage, SamplingParams
-from runtime.startup.loading import load
+from tests.support.engine.loaded_engine import loaded_engine
 from tests.support.models.tiny_vision import picture, prompt_with, write_vision_checkpoint
 
 TEXT = [5, 9, 17, 33, 2, 71, 8, 40, 41, 42]
@@ -29,19 +30,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def make_engine(checkpoint: Path, device: DeviceOption, **options: object) -> Engine:
-    fields: dict[str, object] = {
-        "max_num_seqs": 4, "max_batched_tokens": 48, "kv_tokens": 2048, "threads": 1,
-        "snapshot_every": 64, "dtype": "float32",
-    }  # fmt: skip
-    config = EngineConfig(model=str(checkpoint), device=device, **fields | options)  # type: ignore[arg-type]
-    loaded = load(config, lambda phase, done, total: None)
-    return Engine(
-        loaded.resolved,
-        loaded.ready.vocab_size,
-        loaded.executor,
-        images=loaded.executor.image_counts,
-    )
+def make_engine(checkpoint: Path, device: DeviceOption, **options: Any) -> Engine:
+    options = {"max_batched_tokens": 48, "snapshot_every": 64} | options
+    return loaded_engine(checkpoint, device, **options)
 
 
 def answer(engine: Engine, prompt: Prompt, steps: int = 10) -> tuple[list[int], int]:

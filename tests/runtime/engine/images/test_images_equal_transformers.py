@@ -12,12 +12,12 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from runtime.config import DeviceOption, EngineConfig
+from runtime.config import DeviceOption
 from runtime.engine.loop import Engine
 from runtime.executor.torch_executor import TorchExecutor
 from runtime.messages import EngineRequest, PromptImage, SamplingParams
 from runtime.scheduler.batch import Batch
-from runtime.startup.loading import load
+from tests.support.engine.loaded_engine import loaded_engine
 from tests.support.models.tiny_vision import (
     HYBRID_VISION_KINDS,
     VISION_KINDS,
@@ -64,20 +64,6 @@ def expected(written: tuple[Path, Any]) -> list[list[int]]:
     return [library_answer(written[1], *prompt, STEPS) for prompt in PROMPTS]
 
 
-def make_engine(checkpoint: Path, device: DeviceOption, **changes: Any) -> Engine:
-    options = {"kv_tokens": 2048, "max_num_seqs": 4, "max_batched_tokens": 512} | changes
-    config = EngineConfig(
-        model=str(checkpoint), device=device, dtype="float32", threads=1, **options
-    )
-    loaded = load(config, lambda phase, done, total: None)
-    return Engine(
-        loaded.resolved,
-        loaded.ready.vocab_size,
-        loaded.executor,
-        images=loaded.executor.image_counts,
-    )
-
-
 def answer(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
     params = SamplingParams(max_tokens=STEPS, temperature=0)
     answers: list[list[int]] = [[] for _ in prompts]
@@ -92,7 +78,7 @@ def answer(engine: Engine, prompts: list[Prompt]) -> list[list[int]]:
 
 
 def test_a_request_that_is_aborted_leaves_no_pixels(checkpoint: Path, device: DeviceOption) -> None:
-    engine = make_engine(checkpoint, device, max_batched_tokens=7)
+    engine = loaded_engine(checkpoint, device, max_batched_tokens=7)
     tokens, images = prompt_with(TEXT, picture(7, 6, 4), TEXT)
     pixels = ref(images[0])
     engine.add(EngineRequest(0, 0, tokens, SamplingParams(max_tokens=2), images=images))
@@ -109,7 +95,7 @@ def test_a_request_that_is_aborted_leaves_no_pixels(checkpoint: Path, device: De
 def test_the_encoders_work_is_part_of_what_a_step_is_known_to_have_done(
     checkpoint: Path, device: DeviceOption
 ) -> None:
-    engine = make_engine(checkpoint, device)
+    engine = loaded_engine(checkpoint, device)
     for id, (tokens, images) in enumerate((PROMPTS[0], PROMPTS[3])):  # the second is of text
         engine.add(EngineRequest(id, 0, tokens, SamplingParams(max_tokens=1), images=images))
         while not engine.idle:
@@ -125,7 +111,7 @@ def test_an_image_that_is_encoded_over_many_steps_changes_no_token(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]]
 ) -> None:
     """A target that no step can keep: one stage of the encoder, or one chunk, at a time."""
-    engine = make_engine(checkpoint, device, itl_target_ms=1e-3, prefix_cache=False)
+    engine = loaded_engine(checkpoint, device, itl_target_ms=1e-3, prefix_cache=False)
     slices: list[tuple[int, int]] = []
     forward = engine._executor.forward
 
@@ -144,7 +130,7 @@ def test_an_image_that_is_encoded_over_many_steps_changes_no_token(
 def test_an_abort_in_the_middle_of_an_image_leaves_nothing_on_the_device(
     checkpoint: Path, device: DeviceOption
 ) -> None:
-    engine = make_engine(checkpoint, device, itl_target_ms=1e-3)
+    engine = loaded_engine(checkpoint, device, itl_target_ms=1e-3)
     engine.add(EngineRequest(1, 0, TEXT, SamplingParams(max_tokens=200, temperature=0)))
     for _ in range(3):
         engine.step()
@@ -165,7 +151,7 @@ def test_an_abort_in_the_middle_of_an_image_leaves_nothing_on_the_device(
 def test_chunks_that_cut_images_change_no_token(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]], batched: int
 ) -> None:
-    engine = make_engine(checkpoint, device, max_batched_tokens=batched)
+    engine = loaded_engine(checkpoint, device, max_batched_tokens=batched)
     assert answer(engine, PROMPTS) == expected
     stats = engine.stats()
     assert stats.images_encoded == 4 and stats.image_encoder_seconds > 0
@@ -174,7 +160,7 @@ def test_chunks_that_cut_images_change_no_token(
 def test_preempted_sequences_see_their_images_again(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]]
 ) -> None:
-    engine = make_engine(checkpoint, device, kv_tokens=288, max_batched_tokens=64)
+    engine = loaded_engine(checkpoint, device, kv_tokens=288, max_batched_tokens=64)
     assert answer(engine, PROMPTS) == expected
     assert engine.stats().preemptions > 0
 
@@ -188,7 +174,7 @@ def test_a_prefix_is_cached_for_the_same_images_alone(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]]
 ) -> None:
     skip_hybrids(checkpoint)
-    engine = make_engine(checkpoint, device)
+    engine = loaded_engine(checkpoint, device)
     for number in (0, 1):
         assert answer(engine, [PROMPTS[number]]) == [expected[number]]
     assert engine.stats().cached_tokens == 0  # the first page has the image's first tokens
@@ -204,7 +190,7 @@ def test_an_image_behind_a_cached_prefix_is_not_encoded(
     checkpoint: Path, device: DeviceOption
 ) -> None:
     skip_hybrids(checkpoint)
-    engine = make_engine(checkpoint, device)
+    engine = loaded_engine(checkpoint, device)
     prompt = prompt_with(A, TEXT * 4)
     first = answer(engine, [prompt])
     forget_features(engine)
@@ -215,7 +201,7 @@ def test_an_image_behind_a_cached_prefix_is_not_encoded(
 def test_answers_of_one_prompt_encode_its_image_once(
     checkpoint: Path, device: DeviceOption
 ) -> None:
-    engine = make_engine(checkpoint, device, max_batched_tokens=16, prefix_cache=False)
+    engine = loaded_engine(checkpoint, device, max_batched_tokens=16, prefix_cache=False)
     first, *others = answer(engine, [PROMPTS[0]] * 4)
     assert others == [first] * 3
     assert engine.stats().images_encoded == 1 and engine.stats().image_cache_hits == 3
@@ -233,7 +219,7 @@ def forget_features(engine: Engine) -> None:
 def test_images_whose_features_were_dropped_are_encoded_again(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]]
 ) -> None:
-    engine = make_engine(checkpoint, device, max_batched_tokens=16)
+    engine = loaded_engine(checkpoint, device, max_batched_tokens=16)
     forget_features(engine)
     assert answer(engine, PROMPTS) == expected
     assert engine.stats().images_encoded > 4
@@ -255,7 +241,7 @@ WRONG: list[tuple[Callable[[PromptImage], PromptImage], str]] = [
 def test_images_that_do_not_fit_their_prompt_fail_alone(
     checkpoint: Path, change: Callable[[PromptImage], PromptImage], message: str
 ) -> None:
-    engine = make_engine(checkpoint, "cpu")
+    engine = loaded_engine(checkpoint, "cpu")
     tokens, [image] = PROMPTS[0]
     params = SamplingParams(max_tokens=2, temperature=0)
     engine.add(EngineRequest(1, 0, tokens, params, images=(change(image),)))
@@ -269,7 +255,7 @@ def test_images_that_do_not_fit_their_prompt_fail_alone(
 def test_text_alone_makes_no_call_that_images_need(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine = make_engine(checkpoint, "cpu")
+    engine = loaded_engine(checkpoint, "cpu")
     executor = engine._executor
     assert isinstance(executor, TorchExecutor)
 
