@@ -64,7 +64,7 @@ def check_errors_on_a_gpu(
     """A model on a GPU in bfloat16 errs at most twice as much as transformers' in bfloat16.
 
     reference       transformers' model of the same weights, in float32
-    rounded_factor  takes the place of 2 where activations are approximate, which is then its error
+    rounded_factor  takes the place of 2 where activations are rounded in `reference`, too
     """
     tokens = torch.randint(config.vocab_size, (200,))
     with torch.inference_mode():
