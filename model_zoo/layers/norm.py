@@ -64,7 +64,7 @@ class RMSNorm(nn.Module):
         post_weight: Tensor | None,
         scales: ScaleKind | None,
     ) -> Tensor | QuantizedRows:
-        """The norm, quantized to fp8 by `scales` unless they are None."""
+        """The norm, quantized to fp8 or int8 as `scales` says, unless it is None."""
         options = {"post_weight": post_weight, "plus_one": self.plus_one}
         if scales is not None:
             from model_zoo.layers.quantized_gemm.quantize_rows import add_rms_norm_quantize

@@ -44,7 +44,9 @@ from runtime.stats import Stats
 if TYPE_CHECKING:  # they import NumPy, which takes a while
     from runtime.engine.load_report import LoadReport
     from runtime.engine.loop import Engine, EngineOutputs
+    from runtime.engine.observer import WavePlanner
     from runtime.executor.protocols import DeviceExecutor
+    from runtime.startup.loading import Loaded
 
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
@@ -167,99 +169,131 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             _check_division(config)  # before there are processes that would all find it
             followers = Followers(config, _store(args), args.host_free)
             stack.callback(followers.stop)
-        # PyTorch takes seconds to import: the clients hear from us first, and compilers start
-        # meanwhile.  The garbage collector would traverse all imported objects and free none.
-        compilers = preimport.begin(config)
-        gc.disable()
-        from runtime.engine.load_report import LoadReport
-        from runtime.engine.loop import Engine
-        from runtime.engine.observer import Observer
-        from runtime.grammar.manager import GrammarManager
-        from runtime.ranks.group import ALONE, Ranks, is_between_ranks
-        from runtime.startup.device import physical_cores
-        from runtime.startup.loading import load
-
-        gc.freeze()
-        gc.enable()
-        timeline.mark("imports")
-        ranks = ALONE
-        try:
-            if followers is not None:
-                ranks = Ranks.join(
-                    0,
-                    config.tensor_parallel,
-                    _store(args),
-                    device=config.device,
-                    deterministic=config.deterministic,
-                )
-                timeline.mark("ranks")
-            loaded = load(
-                config,
-                ProgressReport(publisher),
-                epoch=args.epoch,
-                timeline=timeline,
-                compilers=compilers,
-                ranks=ranks,
-                host_free=args.host_free,
+        with _errors_between_ranks(followers):
+            loaded = _load(args, config, ProgressReport(publisher), timeline)
+            engine = _engine_of(args, config, loaded)
+            gc.collect()
+            gc.freeze()  # permanent objects: later collections skip them
+            gc.set_threshold(GC_THRESHOLD)
+            timeline.mark("engine")
+            ready = msgspec.structs.replace(
+                loaded.ready,
+                load_seconds=timeline.seconds,
+                phases=timeline.phases(),
+                why_ranks=why_ranks,
             )
-        except RuntimeError as error:
-            if followers is not None and is_between_ranks(error):
-                followers.fail_between_ranks(error)
-            raise
-        if compilers is not None:
-            compilers.close()  # in case no kernel was compiled
-        vocab_size = loaded.ready.vocab_size
-        grammars = GrammarManager(
-            Path(config.model) / "tokenizer.json",
-            vocab_size,
-            threads=max(1, min(8, physical_cores() // 4)),
-            folder=Path(args.own_address.removeprefix("ipc://")).parent,
-        )
-        engine = Engine(
-            loaded.resolved,
-            vocab_size,
-            loaded.executor,
-            grammars=grammars,
-            graphs=loaded.executor.graph_counts,
-            images=loaded.executor.image_counts,
-            index=args.index,
-        )
-        observer = Observer(engine, publisher.broadcast, loaded.plan_waves)
-        loads = None  # an only engine gets all requests
-        if config.data_parallel > 1:
-            loads = LoadReport(engine, publisher.send_to, len(args.client_addresses))
-        gc.collect()
-        gc.freeze()  # permanent objects: later collections skip them
-        gc.set_threshold(GC_THRESHOLD)
-        timeline.mark("engine")
-        ready = msgspec.structs.replace(
-            loaded.ready,
-            load_seconds=timeline.seconds,
-            phases=timeline.phases(),
-            why_ranks=why_ranks,
-        )
-        watch: StallWatch | None = None
+            watch: StallWatch | None = None
+            if followers is not None:
+                _lead(loaded.executor, followers)
+                watch = StallWatch(followers.fail) if loaded.resolved.device == "cuda" else None
+            publisher.broadcast(ready)
+            _run(args, config, engine, loaded.plan_waves, receiver, publisher, ready, watch)
+
+
+@contextmanager
+def _errors_between_ranks(followers: Followers | None) -> Iterator[None]:
+    """An error of what ranks compute together ends the process, so that all of them start again."""
+    try:
+        yield
+    except RuntimeError as error:
         if followers is not None:
-            _lead(loaded.executor, followers)
-            watch = StallWatch(followers.fail) if loaded.resolved.device == "cuda" else None
-        publisher.broadcast(ready)
-        while True:
-            if watch is not None:
-                watch.alive()
-            idle = engine.idle and not engine.prepare()
-            if loads is not None:
-                loads.publish(idle=idle)
-            for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
-                if isinstance(message, Observe):
-                    observer.observe(message)
-                else:
-                    _handle(message, engine, publisher, ready, loads)
-            try:
-                publisher.publish(engine.step_columns(), engine.stats())
-            except RuntimeError as error:
-                if followers is not None and is_between_ranks(error):
-                    followers.fail_between_ranks(error)
-                raise
+            from runtime.ranks.group import is_between_ranks
+
+            if is_between_ranks(error):
+                followers.fail_between_ranks(error)
+        raise
+
+
+def _load(
+    args: EngineProcessArgs, config: EngineConfig, progress: ProgressReport, timeline: Timeline
+) -> Loaded:
+    """PyTorch takes seconds to import: the clients have heard from us before, and compilers start
+    meanwhile."""
+    compilers = preimport.begin(config)
+    gc.disable()  # a collection would traverse all imported objects and free none
+    from runtime.ranks.group import ALONE, Ranks
+    from runtime.startup.loading import load
+
+    gc.freeze()
+    gc.enable()
+    timeline.mark("imports")
+    ranks = ALONE
+    if config.tensor_parallel > 1:
+        ranks = Ranks.join(
+            0,
+            config.tensor_parallel,
+            _store(args),
+            device=config.device,
+            deterministic=config.deterministic,
+        )
+        timeline.mark("ranks")
+    loaded = load(
+        config,
+        progress,
+        epoch=args.epoch,
+        timeline=timeline,
+        compilers=compilers,
+        ranks=ranks,
+        host_free=args.host_free,
+    )
+    if compilers is not None:
+        compilers.close()  # in case no kernel was compiled
+    return loaded
+
+
+def _engine_of(args: EngineProcessArgs, config: EngineConfig, loaded: Loaded) -> Engine:
+    from runtime.engine.loop import Engine
+    from runtime.grammar.manager import GrammarManager
+    from runtime.startup.device import physical_cores
+
+    vocab_size = loaded.ready.vocab_size
+    grammars = GrammarManager(
+        Path(config.model) / "tokenizer.json",
+        vocab_size,
+        threads=max(1, min(8, physical_cores() // 4)),
+        folder=Path(args.own_address.removeprefix("ipc://")).parent,
+    )
+    return Engine(
+        loaded.resolved,
+        vocab_size,
+        loaded.executor,
+        grammars=grammars,
+        graphs=loaded.executor.graph_counts,
+        images=loaded.executor.image_counts,
+        index=args.index,
+    )
+
+
+def _run(
+    args: EngineProcessArgs,
+    config: EngineConfig,
+    engine: Engine,
+    plan_waves: WavePlanner | None,
+    receiver: Receiver[ToEngine],
+    publisher: OutputPublisher,
+    ready: Ready,
+    watch: StallWatch | None,
+) -> NoReturn:
+    """Receive requests, run steps and publish their outputs."""
+    from runtime.engine.load_report import LoadReport
+    from runtime.engine.observer import Observer
+
+    observer = Observer(engine, publisher.broadcast, plan_waves)
+    loads = None  # an only engine gets all requests
+    if config.data_parallel > 1:
+        loads = LoadReport(engine, publisher.send_to, len(args.client_addresses))
+    while True:
+        if watch is not None:
+            watch.alive()
+        idle = engine.idle and not engine.prepare()
+        if loads is not None:
+            loads.publish(idle=idle)
+        for message in receiver.receive(IDLE_SECONDS if idle else 0.0):
+            if isinstance(message, Observe):
+                observer.observe(message)
+            else:
+                _handle(message, engine, publisher, ready, loads)
+        publisher.publish(engine.step_columns(), engine.stats())
 
 
 def _check_division(config: EngineConfig) -> None:

@@ -34,7 +34,7 @@ class EngineAddress(NamedTuple):
 
 
 class Listener(NamedTuple):
-    """Who is told what an engine says; the first argument is the engine's index."""
+    """What is called with each message of an engine; the first argument is the engine's index."""
 
     output: Callable[[RequestOutput], None]
     ready: Callable[[int], None]

@@ -30,7 +30,6 @@ from runtime.scheduler.kv_cache.page_pool import (
 
 # Until the engines have timed their steps, each token counts the same.
 UNKNOWN = StepSeconds(step=0.0, row=1.0, prompt_token=1.0, kv_token=0.0, pair=0.0)
-NO_WORK = Work()
 
 
 class EngineRecord:

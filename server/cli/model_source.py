@@ -109,7 +109,7 @@ def download(
 ) -> Path:
     """Fetch a model from the Hub, or find it in the local cache.  Raises ModelNotFound.
 
-    `report` is told how far it is, in threads.
+    `report` is called with how far it is, in threads.
     """
     from huggingface_hub import (
         constants,

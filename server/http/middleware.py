@@ -1,6 +1,6 @@
 """What every request passes before its route: pure ASGI, because it stands in every stream's way.
 
-    RequestMiddleware  request id; what is told of every request (server/telemetry/)
+    RequestMiddleware  request id; what is recorded of every request (server/telemetry/)
     CORSMiddleware     lets browsers show pages of --allowed-origins the answers, errors too
     Bounds             limits of headers and body, encodings, drain; 500 for an unforeseen failure
     ApiKeyMiddleware   the API key; see server/http/access.py

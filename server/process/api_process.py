@@ -70,31 +70,8 @@ async def serve(start: ApiProcessArgs) -> None:
     await client.start()
     store = response_store(start)
     await store.open()
-    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
-    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
-    for engine in client.engines:
-        metrics.watch(
-            ready=partial(getattr, engine, "ready"),
-            stats=partial(getattr, engine, "stats"),
-            state=partial(engine_state, engine),
-            server_pid=os.getppid(),
-            engine=engine.index,
-        )
     tracing = tracing_to(config.otlp_traces_endpoint)
-    batches = None
-    if config.data_dir:
-        batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
-    state = ServerState(
-        config,
-        client,
-        LoadedModel(),
-        metrics,
-        requests=RequestLog(config.request_history),
-        batch_requests=RequestLog(config.request_history),
-        responses=store,
-        batches=batches,
-        tracing=tracing,
-    )
+    state = server_state(start, client, store, tracing)
     app = create_app(state)
     client.on_snapshot = state.dashboard.take  # pages at other API processes ask for our share
 
@@ -130,6 +107,37 @@ async def serve(start: ApiProcessArgs) -> None:
         await work.close()
         if tracing is not None:
             await tracing.close()
+
+
+def server_state(
+    start: ApiProcessArgs, client: EngineClient, store: ResponseStore, tracing: Tracing | None
+) -> ServerState:
+    """What every route works with.  Raises DataError."""
+    config = start.config
+    shared = os.environ.get("PROMETHEUS_MULTIPROC_DIR", "")
+    metrics = Metrics(config.served_names[0], config.metrics_compat, shared)
+    for engine in client.engines:
+        metrics.watch(
+            ready=partial(getattr, engine, "ready"),
+            stats=partial(getattr, engine, "stats"),
+            state=partial(engine_state, engine),
+            server_pid=os.getppid(),
+            engine=engine.index,
+        )
+    batches = None
+    if config.data_dir:
+        batches = BatchStore(Path(config.data_dir), max_bytes=config.max_data_bytes)
+    return ServerState(
+        config,
+        client,
+        LoadedModel(),
+        metrics,
+        requests=RequestLog(config.request_history),
+        batch_requests=RequestLog(config.request_history),
+        responses=store,
+        batches=batches,
+        tracing=tracing,
+    )
 
 
 def tracing_to(endpoint: str) -> Tracing | None:

@@ -35,6 +35,6 @@ class DownloadArgs(Struct, frozen=True, kw_only=True):
 
     name: str
     revision: str
-    client_addresses: list[str]  # of the API processes, which are told how far it is
+    client_addresses: list[str]  # of the API processes, which get its Progress
     result: str  # the file that gets the name of the directory
     config: ServerConfig

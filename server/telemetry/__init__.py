@@ -1,1 +1,1 @@
-"""What is told of every HTTP request: a count, a line in the log, a trace."""
+"""What is recorded of every HTTP request: a count, a line in the log, a trace."""

@@ -1,6 +1,6 @@
 """ImageFeatures: of which images the device has features, and which one it is encoding.
 
-The device keeps what it is told to keep, so that all ranks of a model do the same.  Features are
+The device keeps what batches name, so that all ranks of a model do the same.  Features are
 kept by the digest of their pixels, within a limit of bytes, the least recently used leaving first.
 Those that a prompt in prefill has yet to read stay.  One image at a time is half-way through the
 encoder; it has its place among the bytes from its first stage on.

@@ -94,7 +94,6 @@ class FakeExecutor:
         self, config: ResolvedConfig, *, overlap: bool, right_drafts: float = 0.5, seed: int = 0
     ) -> None:
         self.overlap = overlap
-        self.num_accepted = self.num_refused = 0  # drafts
         self.batches: list[Batch] = []  # as decoded
         self.fail_slots: dict[int, str] = {}  # slot -> error of its next row
         self.spoils: set[tuple[int, int]] = set()  # number of the batch, slot: writes no numbers
@@ -352,8 +351,6 @@ class FakeExecutor:
             for cell in self._cells_of(slot, position):
                 self._cells[cell] = REFUSED
         slot.sampled += sampled
-        self.num_accepted += len(sampled) - 1
-        self.num_refused += slot.refused
         return sampled
 
 

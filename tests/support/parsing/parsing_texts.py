@@ -25,18 +25,6 @@ HERMES_OSLO = '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n
 HERMES_BONN = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn", "days": 3}}\n</tool_call>'
 )
-DEEP_OSLO = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-    '```json\n{"city": "Oslo"}\n```<｜tool▁call▁end｜>'
-)
-DEEP_BONN = (
-    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
-    '```json\n{"city": "Bonn", "days": 3}\n```<｜tool▁call▁end｜>'
-)
-DSML_OSLO = (
-    '<｜DSML｜invoke name="weather">\n'
-    '<｜DSML｜parameter name="city" string="true">Oslo</｜DSML｜parameter>\n</｜DSML｜invoke>'
-)
 DSML_BONN = (
     '<｜DSML｜invoke name="weather">\n'
     '<｜DSML｜parameter name="city" string="true">Bonn</｜DSML｜parameter>\n'
