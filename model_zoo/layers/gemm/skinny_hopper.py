@@ -24,13 +24,13 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from model_zoo.layers.gemm.rings_hopper import ring_barriers
 from model_zoo.layers.gemm.stream_k_hopper import copy, share, unfold, write_part
 
 
@@ -108,15 +108,7 @@ def _skinny_gemm(
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     weights = gl.allocate_shared_memory(w_desc.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
     rows = gl.allocate_shared_memory(w_desc.dtype, [X_STAGES, WIDTH, COLUMNS], swizzled)
-    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(w_full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=1)
-    for i in gl.static_range(X_STAGES):
-        mbarrier.init(x_full.index(i), count=1)
-    fence_async_shared()
+    w_full, x_full, empty = ring_barriers(STAGES, X_STAGES, 1)
     gl.warp_specialize(
         [
             (_compute, (

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from model_zoo.layers.gemm.rings_hopper import ring_barriers
 from model_zoo.layers.gemm.stream_k_hopper import copy, share, unfold, write_part
 from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
 from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, sums_layout
@@ -193,15 +194,7 @@ def _skinny_quantized_gemm(
     rows = gl.allocate_shared_memory(
         x_desc.dtype, [X_STAGES, WIDTH, COLUMNS], gl.NVMMASharedLayout(SWIZZLE, 16, 2)
     )
-    w_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    x_full = gl.allocate_shared_memory(gl.int64, [X_STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(w_full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=GROUPS)
-    for i in gl.static_range(X_STAGES):
-        mbarrier.init(x_full.index(i), count=1)
-    fence_async_shared()
+    w_full, x_full, empty = ring_barriers(STAGES, X_STAGES, GROUPS)
     ASKED: gl.constexpr = PER_BLOCK if ROW_GROUP == 1 else 0  # few blocks' scales: L2 has them
     if GROUPS == 1:
         gl.warp_specialize(

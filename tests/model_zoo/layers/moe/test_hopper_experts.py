@@ -38,6 +38,7 @@ def on_interpreter() -> Iterator[None]:
     packed, experts = "model_zoo.layers.quantized_gemm.hopper", "model_zoo.layers.moe.hopper"
     with interpreted(
         "_experts_product",
+        "model_zoo.layers.gemm.rings_hopper",
         f"{packed}.convert",
         f"{packed}.scales",
         f"{packed}.multiply",

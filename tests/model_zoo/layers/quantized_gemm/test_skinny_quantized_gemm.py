@@ -34,6 +34,7 @@ def on_cpu() -> Iterator[None]:
     folder = "model_zoo.layers.quantized_gemm"
     with interpreted(
         "_skinny_quantized_gemm",
+        "model_zoo.layers.gemm.rings_hopper",
         "model_zoo.layers.gemm.stream_k_hopper",
         f"{folder}.hopper.convert",
         f"{folder}.hopper.scales",
