@@ -134,9 +134,7 @@ def write(folder: Path, tokenizer: ChatTokenizer, processor: object, name: str) 
     return folder
 
 
-@pytest.mark.parametrize(
-    "processor", [QWEN3, QWEN25, {"image_processor_type": "Qwen2VLImageProcessor"}]
-)
+@pytest.mark.parametrize("processor", [QWEN3, QWEN25])
 @pytest.mark.parametrize("nested", [False, True])
 def test_files_are_read_as_the_library_reads_them(
     tmp_path: Path, tokenizer: ChatTokenizer, processor: dict[str, Any], nested: bool
@@ -151,6 +149,17 @@ def test_files_are_read_as_the_library_reads_them(
         library.size["shortest_edge"],
         library.size["longest_edge"],
     )
+
+
+def test_a_file_without_sizes_has_those_of_the_library(
+    tmp_path: Path, tokenizer: ChatTokenizer
+) -> None:
+    """Those of transformers 5.23; earlier ones have a larger limit."""
+    processor = {"image_processor_type": "Qwen2VLImageProcessor"}
+    limits = model_limits(write(tmp_path, tokenizer, processor, "processor_config.json"), tokenizer)
+    assert limits is not None
+    assert (limits.patch_size, limits.merge_size) == (14, 2)
+    assert (limits.min_pixels, limits.max_pixels) == (56 * 56, 28 * 28 * 1280)
 
 
 @pytest.mark.parametrize(

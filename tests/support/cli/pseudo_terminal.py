@@ -45,6 +45,20 @@ class PseudoTerminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
+    def interrupt(self, words: str, seconds: float = 30.0) -> None:
+        """Type Ctrl-C until `words` come.
+
+        Python loses one that arrives just before it waits for input, until the next key.
+        """
+        deadline = time.monotonic() + seconds
+        while True:
+            self.type("\x03")
+            try:
+                return self.wait_for(words, 5)
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+
     def wait_for(self, words: str, seconds: float = 30.0) -> None:
         """Read until `words` come after what was waited for before."""
         deadline = time.monotonic() + seconds

@@ -82,7 +82,11 @@ def traced_files(folder: Path) -> dict[str, set[str]]:
 
         def note(frame: FrameType, event: str, _: object) -> None:
             path = Path(frame.f_code.co_filename)
-            ours = path.is_relative_to(ROOT) and ".venv" not in path.parts and path.name != here
+            ours = (
+                path.is_relative_to(ROOT)
+                and "site-packages" not in path.parts
+                and path.name != here
+            )
             if event == "call" and ours:
                 found.setdefault(str(path.relative_to(ROOT)), set()).add(frame.f_code.co_name)
 

@@ -249,7 +249,8 @@ def write_checkpoint(kind: str, directory: Path, **save_options: object) -> nn.M
 
     torch.manual_seed(KINDS.index(kind))
     auto = AutoModelForImageTextToText if kind in VISION_KINDS else AutoModelForCausalLM
-    model = auto.from_config(_config(kind)).eval()
+    # Some versions compute Gemma 2 by SDPA, which leaves the softcap of its scores out.
+    model = auto.from_config(_config(kind), attn_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():  # larger than the usual start: logits far apart
             parameter.add_(torch.randn_like(parameter) * 0.1)
