@@ -114,7 +114,8 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     num_snapshots: int = 0  # of recurrent states, in host memory
     snapshot_every: int = 4096  # tokens of a prompt from one of them to the next
     num_states: int = 0  # recurrent states that sequences can have; 0: the model has none
-    num_speculative_tokens: int = 0  # that the device drafts for a decode row in a step, at most
+    # That the device drafts for a decode row in a step, at most: no executor does so far.
+    num_speculative_tokens: int = 0
     # Pixels of a side of the square of an image that a token stands for; 0: images are not read.
     image_token_side: int = 0
     max_image_pixels: int = MAX_IMAGE_PIXELS  # for which memory is planned

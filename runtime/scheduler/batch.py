@@ -83,7 +83,8 @@ class Batch(Struct, frozen=True, eq=False):
     state_loads: tuple[tuple[int, int], ...] = ()
     state_copies: tuple[tuple[int, int], ...] = ()
     # Of models that read images: what their encoder does before the step, in order; and the digests
-    # whose features, or whatever there is of them, are given up after it.
+    # whose features, or whatever there is of them, are given up: those that the step does not read
+    # before its encoder runs, the others after the step.
     image_stages: tuple[ImageStages, ...] = ()
     images_dropped: tuple[bytes, ...] = ()
 

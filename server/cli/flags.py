@@ -102,7 +102,7 @@ ENGINE_FLAGS = {
     "a part of every layer; auto (or 0): the fewest GPUs that hold it and some KV",
     "expert_parallel": "with --tensor-parallel: a GPU has whole experts, and not a part of each, "
     "as block-quantized experts need that cannot be cut",
-    "seed": "seed that is used for requests without one",
+    "seed": "of the random numbers from which requests without a seed get one",
 }
 METAVARS = {
     "host": "ADDRESS",
@@ -190,7 +190,7 @@ def _format_default(name: str, default: Any) -> str:
     """A default in the form that an option takes; "" for none."""
     if isinstance(default, bool):
         return "on" if default else "off"
-    if name.endswith("_bytes"):
+    if name.endswith("_bytes") and default:
         size, unit = max((size, unit) for unit, size in UNITS.items() if default % size == 0)
         return f"{default // size}{unit}"
     return "" if default == () else f"{default:g}" if isinstance(default, float) else str(default)
