@@ -113,7 +113,7 @@ class BenchClient:
                 status = await self._http.send("GET", "/models", b"", lambda _: _into(body))
         except (ConnectionLost, ResponseCut, TimeoutError) as error:
             raise ServerError(
-                f"{url}: {_reason(error)}: start the server, or give --base-url"
+                f"{url}: {_reason(error)}: start the server, or give the right --base-url"
             ) from None
         if status != 200:
             raise ServerError(f"{url} answers {status}: {_refusal(status, body)}")

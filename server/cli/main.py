@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib
 import os
 import sys
@@ -45,6 +46,9 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         text = message.removeprefix("argument ")
+        names, ignored, _ = text.partition(": ignored explicit argument")
+        if ignored:
+            text = f"{names} takes no value"
         raise UsageError(f"{text}: see `{self.prog} --help`")
 
     def options(self) -> list[str]:
@@ -98,6 +102,10 @@ def build_parser(commands: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
 
 def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), "")
+    if chosen and chosen not in COMMANDS:
+        near = difflib.get_close_matches(chosen, COMMANDS, n=1)
+        remedy = f"did you mean `wavefill {near[0]}`?" if near else "see `wavefill --help`"
+        raise UsageError(f"wavefill {chosen}: no such command: {remedy}")
     parser, parsers = build_parser([chosen] if chosen in COMMANDS else [])
     used = parsers.get(chosen, parser)
     args, strange = parser.parse_known_args(words)

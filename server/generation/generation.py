@@ -84,7 +84,7 @@ class Generation:
         self._state = state
         self._prompts = prompts
         self._salt = salt
-        self._told = operation, body.model, params
+        self._summary_args = operation, body.model, params
         self._images = images
         self._closed = False
         self._n = copies or body.n or 1
@@ -204,7 +204,7 @@ class Generation:
 
     def summary(self) -> RequestSummary:
         """For the request's line in the log and for its trace."""
-        operation, model, params = self._told
+        operation, model, params = self._summary_args
         choices = self.choices
         return RequestSummary(
             operation,

@@ -4,7 +4,7 @@
     : keep-alive\\n\\n    after 15 s of silence, so that proxies keep the connection
     data: [DONE]\\n\\n    the end
 
-The status line waits for the first event or keep-alive: what fails before is a plain error response.
+The status line waits for the first event or keep-alive: what fails before is a plain error.
 """
 
 from __future__ import annotations

@@ -9,12 +9,16 @@ import time
 from importlib.metadata import version
 from typing import get_args
 
-from runtime.config import MAX_IMAGE_PIXELS
 from runtime.messages import Ready
 from runtime.stats import Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
 from server.process.loading_report import LoadingReport
+from server.process.unused_options import (
+    unused_file_options,
+    unused_image_options,
+    unused_state_options,
+)
 
 log = logging.getLogger("wavefill.report")
 
@@ -81,17 +85,15 @@ class Reporter:
                 before, last = stats, time.monotonic()
 
     def _warn_of_unused_options(self, ready: Ready) -> None:
-        reads_images = ready.reads_images and self._processes
-        if reads_images or not (unused := unused_image_options(self._config)):
-            return
-        if ready.text_part:
-            why = "images are switched off (--max-image-pixels 0), so that %s reads text alone"
-        elif ready.reads_images:
-            why = "the files of %s do not say how images are resized: add preprocessor_config.json"
-        else:
-            why = "%s is no model that reads images"
-        options, name = " and ".join(unused), self._config.served_names[0]
-        log.warning("%s: without effect, since " + why, options, name)
+        name = self._config.served_names[0]
+        if unused := unused_file_options(self._config):
+            _warn(unused, "files and batches are off without --data-dir")
+        states = unused_state_options(self._config.engine)
+        if states and not ready.num_states:
+            _warn(states, f"{name} has no recurrent states")
+        images = unused_image_options(self._config)
+        if images and not (ready.reads_images and self._processes):
+            _warn(images, _why_text(ready, name))
 
     def _full(self, ready: Ready) -> str:
         return start_report(self._config, ready, chats=self._chats, processes=self._processes)
@@ -173,16 +175,19 @@ def _states(ready: Ready) -> str:
     return f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}\n"
 
 
-def unused_image_options(config: ServerConfig) -> list[str]:
-    """The options of images that change nothing for a model of text."""
-    text_wanted = config.engine.max_image_pixels == 0  # then no images are expected
-    given = {
-        "--image-urls": config.image_urls != "",
-        "--limit-mm-per-prompt": config.limit_mm_per_prompt != ServerConfig().limit_mm_per_prompt
-        and not text_wanted,
-        "--max-image-pixels": config.engine.max_image_pixels not in (0, MAX_IMAGE_PIXELS),
-    }
-    return [name for name, changes in given.items() if changes]
+def _warn(options: list[str], why: str) -> None:
+    log.warning("%s: without effect, since %s", " and ".join(options), why)
+
+
+def _why_text(ready: Ready, name: str) -> str:
+    """Why a model reads text alone."""
+    if ready.text_part:
+        return f"images are switched off (--max-image-pixels 0), so that {name} reads text alone"
+    if ready.reads_images:
+        return (
+            f"the files of {name} do not say how images are resized: add preprocessor_config.json"
+        )
+    return f"{name} is no model that reads images"
 
 
 def _text_part(ready: Ready, processes: bool) -> str:

@@ -48,7 +48,7 @@ class ChatServer:
         except (OSError, HTTPException) as error:
             reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
             raise ChatServerError(
-                f"{self._address}: {reason}: start the server, or give --base-url"
+                f"{self._address}: {reason}: start the server, or give the right --base-url"
             ) from None
         finally:
             connection.close()

@@ -118,6 +118,9 @@ def requested_config(
             f"--api-workers {config.api_workers}: choose from 1 to {MAX_API_WORKERS}, at most one "
             "for each core"
         )
+    for name in config.served_names:
+        if config.served_names.count(name) > 1:
+            raise UsageError(f"--served-model-name: {name!r} is there twice: remove one")
     _check_engines(config.engine)
     _check_formats(config)
     _check_limits(config)

@@ -199,7 +199,7 @@ def test_an_absent_server_is_named_with_the_remedy(capsys: pytest.CaptureFixture
         port = listener.getsockname()[1]
     assert bench(f"http://127.0.0.1:{port}/v1") == 1
     error = capsys.readouterr().err
-    assert f"127.0.0.1:{port}" in error and "give --base-url" in error
+    assert f"127.0.0.1:{port}" in error and "give the right --base-url" in error
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--allowed-hosts", "http://x"], {}, "--allowed-hosts http://x: a host is a name or"),
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
         (["--kv-dtype", "fp8"], {}, "--kv-dtype fp8: choose one of auto, fp8_e4m3"),
+        (["--served-model-name", "a,b,a"], {}, "--served-model-name: 'a' is there twice"),
         (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
         (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
         (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
@@ -224,6 +225,12 @@ def test_a_wrong_value_is_named_with_its_source(
             "serve a b",
             ["error: b: one argument too many (lists have commas): see `wavefill serve --help`"],
         ),
+        (
+            "serve --log-requests=1",
+            ["error: --log-requests/--no-log-requests takes no value: see `wavefill serve --help`"],
+        ),
+        ("servee", ["error: wavefill servee: no such command: did you mean `wavefill serve`?"]),
+        ("frobnicate", ["error: wavefill frobnicate: no such command: see `wavefill --help`"]),
         (
             "serve --api-key",
             ["error: --api-key: expected one argument: see `wavefill serve --help`"],

@@ -240,6 +240,25 @@ async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
     assert all(message.startswith(said) and why in message for message in found)
 
 
+@pytest.mark.parametrize("num_states", [0, 8])
+@pytest.mark.parametrize("directory", ["", "data"])
+async def test_options_of_states_and_files_that_change_nothing_are_warned_of(
+    num_states: int,
+    directory: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    end_after_two_moments(monkeypatch)
+    engine = EngineConfig(model="m", snapshot_every=128, state_dtype="bfloat16")
+    config = ServerConfig(batch_concurrency=4, data_dir=directory, log_level="error", engine=engine)
+    client = ReportedClient(replace(FACTS, num_states=num_states))
+    with caplog.at_level("WARNING"), pytest.raises(EOFError):
+        await Reporter(config, client).run()  # type: ignore[arg-type]
+    found = "\n".join(record.getMessage() for record in caplog.records)
+    assert ("--batch-concurrency: without effect, since files" in found) == (not directory)
+    assert ("--snapshot-every and --state-dtype: without effect" in found) == (not num_states)
+
+
 async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

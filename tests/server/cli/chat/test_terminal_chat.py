@@ -133,7 +133,7 @@ def test_a_server_that_is_not_there_is_one_line_and_code_1():
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: 127.0.0.1:")
-    assert line.endswith(": Connection refused: start the server, or give --base-url")
+    assert line.endswith(": Connection refused: start the server, or give the right --base-url")
 
 
 def test_a_model_to_start_and_a_server_that_runs_are_not_both_taken():
