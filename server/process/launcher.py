@@ -27,6 +27,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from runtime.logs import LogOptions
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child, describe
 from server.process.engine_process import EngineProcess
@@ -175,7 +176,8 @@ class Launcher:
         """Run one engine, again if it dies; returns the code with which it was given up."""
 
         async def start() -> None:
-            await engine.start(self._config.engine)
+            config = self._config
+            await engine.start(config.engine, LogOptions(config.log_level, config.log_format))
 
         def ended(code: int) -> None:
             _log_end(engine.name, code)
