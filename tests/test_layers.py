@@ -21,6 +21,7 @@ FOR_SERVER = {
     "runtime.config",
     "runtime.host_memory",
     "runtime.ipc.client",
+    "runtime.logs",
 }
 # The folders and files of runtime/ that decide what runs, without tensors: the host side.
 HOST_SIDE = (
@@ -32,6 +33,7 @@ HOST_SIDE = (
     "config",
     "host_memory",
     "kv_capacity",
+    "logs",
     "memory_plan",
     "messages",
     "snapshot",

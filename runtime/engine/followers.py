@@ -18,6 +18,7 @@ import msgspec
 
 from runtime.config import EngineConfig
 from runtime.ipc.broadcast import BroadcastSender, Ends, RankLost
+from runtime.logs import LogOptions
 
 MODULE = "runtime.engine.rank_process"
 CONFIGURATION_ERROR = 2  # exit code: the rank has said what is wrong
@@ -40,13 +41,16 @@ class RankArgs(msgspec.Struct, frozen=True, kw_only=True):
     store: str  # file by which ranks find each other
     memory: int  # descriptors of the ring of steps
     pipe: int
+    logs: LogOptions
     host_free: int = 0  # as in EngineProcessArgs
 
 
 class Followers:
     """The other ranks of a model, and the ring in which they find its steps."""
 
-    def __init__(self, config: EngineConfig, store: str, host_free: int = 0) -> None:
+    def __init__(
+        self, config: EngineConfig, store: str, logs: LogOptions, host_free: int = 0
+    ) -> None:
         ends = Ends.create(config.tensor_parallel - 1)
         self._sender = BroadcastSender(ends, stall_seconds=STALL_SECONDS)
         self._stopping = False
@@ -59,6 +63,7 @@ class Followers:
                 store=store,
                 memory=memory,
                 pipe=pipe,
+                logs=logs,
                 host_free=host_free,
             )
             process = subprocess.Popen(

@@ -24,6 +24,7 @@ from runtime.engine.auto_ranks import with_chosen_ranks
 from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
+from runtime.logs import LogOptions, set_up_logging
 from runtime.messages import (
     Abort,
     EngineRequest,
@@ -63,6 +64,7 @@ class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     own_address: str
     client_addresses: list[str]
     host_free: int = 0  # of the host's memory, before the first of several engines started
+    logs: LogOptions = LogOptions()
     began: float | None = None  # when the launcher decided to start us, on the monotonic clock
 
 
@@ -167,7 +169,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
         followers: Followers | None = None
         if config.tensor_parallel > 1:
             _check_division(config)  # before there are processes that would all find it
-            followers = Followers(config, _store(args), args.host_free)
+            followers = Followers(config, _store(args), args.logs, args.host_free)
             stack.callback(followers.stop)
         with _errors_between_ranks(followers):
             loaded = _load(args, config, ProgressReport(publisher), timeline)
@@ -374,6 +376,7 @@ def short_errors() -> Iterator[None]:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     args = parent_watch.read_args(EngineProcessArgs)
+    set_up_logging(args.logs)
     with short_errors():
         serve(args)
 

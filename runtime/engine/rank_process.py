@@ -19,6 +19,7 @@ from runtime.engine.followers import (
 )
 from runtime.ipc import parent_watch
 from runtime.ipc.broadcast import BroadcastReceiver, RankLost
+from runtime.logs import set_up_logging
 
 # Rank 0 finds most of what is wrong, too: it ends, and this process with it before it has spoken.
 SILENT_SECONDS = 3.0
@@ -53,6 +54,7 @@ def run(args: RankArgs) -> None:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(0))
     args = parent_watch.read_args(RankArgs)
+    set_up_logging(args.logs)
     try:
         run(args)
     except RankLost as error:

@@ -8,6 +8,7 @@ sequences that they have in the engine.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from dataclasses import replace
 from typing import Any
@@ -32,11 +33,15 @@ class BackgroundMetrics(Metrics):
     def __init__(self) -> None:
         """Without any series: those of the process are in its own Metrics."""
 
-    def _ignore(self, *args: object, **times: object) -> None:
-        pass
 
-    request_finished = first_token = inter_token = _ignore
-    rejected = aborted = generation_finished = _ignore
+def _ignore(self: BackgroundMetrics, *args: object, **times: object) -> None:
+    pass
+
+
+# Derived, so that a new method of Metrics needs no line here: it would fail without its series.
+for _name, _member in vars(Metrics).items():
+    if inspect.isfunction(_member) and not _name.startswith("_"):
+        setattr(BackgroundMetrics, _name, _ignore)
 
 
 def in_background(state: ServerState) -> ServerState:

@@ -8,16 +8,12 @@ import sys
 import time
 from typing import TextIO
 
+from runtime.logs import ERASE_LINE, is_terminal
+
 DIM, BOLD, RED, GREEN, YELLOW, CYAN = "2", "1", "31", "32", "33", "36"
 FULL_BLOCK, PARTS = "\u2588", " \u258f\u258e\u258d\u258c\u258b\u258a\u2589"  # eighths of a column
-ERASE_LINE = "\r\033[K"
 MIN_REDRAW_SECONDS = 0.05
 BAR_COLUMNS = 24
-
-
-def is_terminal(stream: TextIO) -> bool:
-    """Whether a person looks at it who can be shown lines that change."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def has_colour(stream: TextIO) -> bool:

@@ -1,9 +1,10 @@
 """One API process: `python -m server.process.api_process`, started by the launcher.
 
 It reads `ApiProcessArgs` as one line of JSON from stdin, and ends when stdin does, which means that
-the launcher is gone.  The first process answers at once, and loads the tokenizer meanwhile; one
-that would only refuse requests which another can answer takes no connections before the model is
-ready.  SIGTERM drains (see server/process/drain.py); then the process ends with code 0.
+the launcher is gone.  While no other process takes connections, it answers at once, and loads the
+tokenizer meanwhile; one that would only refuse requests which another can answer takes no
+connections before the model is ready.  SIGTERM drains (see server/process/drain.py); then the
+process ends with code 0.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ async def serve(start: ApiProcessArgs) -> None:
         while not (start.at_once or gate.draining or (loading.done() and client.ready)):
             await asyncio.sleep(POLL_SECONDS)
         if not gate.draining:
+            Path(start.taking).touch()
             await server.serve([listener])
 
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)

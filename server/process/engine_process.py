@@ -11,6 +11,7 @@ from pathlib import Path
 from runtime.config import EngineConfig
 from runtime.host_memory import free_host_bytes
 from runtime.ipc.client import ClientNotifier, EngineAddress
+from runtime.logs import LogOptions
 from server.process.child import Child, describe
 from server.visible_gpus import VISIBLE_DEVICES, expanded, listed
 
@@ -46,7 +47,7 @@ class EngineProcess:
     def client_addresses(self) -> list[str]:
         return [address.own for address in self.addresses]
 
-    async def start(self, config: EngineConfig) -> None:
+    async def start(self, config: EngineConfig, logs: LogOptions) -> None:
         self.epoch += 1
         await self.child.start(
             {
@@ -57,6 +58,7 @@ class EngineProcess:
                 "client_addresses": self.client_addresses,
                 "host_free": self._host_free(config),
                 "began": time.monotonic(),
+                "logs": logs,
             }
         )
 

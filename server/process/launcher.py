@@ -27,6 +27,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from runtime.logs import LogOptions
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child, describe
 from server.process.engine_process import EngineProcess
@@ -76,6 +77,8 @@ class Launcher:
         self._apis = [
             Child(f"API process {index}", module, descriptors, variables) for index in indices
         ]
+        # Of each API process: the file is there once the process takes connections.
+        self._taking = [directory / f"taking-{index}" for index in indices]
         self._stop = asyncio.Event()
         self._killed = asyncio.Event()
 
@@ -85,12 +88,12 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        await asyncio.gather(*map(self._start_api, range(len(self._apis))))
+        await asyncio.gather(*map(self.start_api, range(len(self._apis))))
         watchers = [
             asyncio.create_task(self._run_engines()),
             *(
                 asyncio.create_task(
-                    self._watch(api, partial(self._start_api, index), partial(_log_end, api.name))
+                    self._watch(api, partial(self.start_api, index), partial(_log_end, api.name))
                 )
                 for index, api in enumerate(self._apis)
             ),
@@ -101,9 +104,12 @@ class Launcher:
         for task in (*watchers, stopped):
             task.cancel()
         await self._shut_down(at_once=code != 0)
+        self.close()
+        return code
+
+    def close(self) -> None:
         for engine in self._engines:
             engine.close()
-        return code
 
     def _on_signal(self) -> None:
         """The first one drains, the second one ends everything now."""
@@ -170,7 +176,8 @@ class Launcher:
         """Run one engine, again if it dies; returns the code with which it was given up."""
 
         async def start() -> None:
-            await engine.start(self._config.engine)
+            config = self._config
+            await engine.start(config.engine, LogOptions(config.log_level, config.log_format))
 
         def ended(code: int) -> None:
             _log_end(engine.name, code)
@@ -199,16 +206,21 @@ class Launcher:
         for api in self._apis:
             api.send(ModelFound(directory))
 
-    async def _start_api(self, index: int) -> None:
-        # While others answer, connections are not for a process that has to refuse requests.
-        is_first = index == 0 and not self._apis[index].started
+    async def start_api(self, index: int) -> None:
+        # While another one answers, connections are not for a process that has to refuse requests.
+        taking = self._taking[index]
+        taking.unlink(missing_ok=True)
+        at_once = not any(path.exists() for path in self._taking)
+        if at_once:
+            taking.touch()
         await self._apis[index].start(
             ApiProcessArgs(
                 config=self._config,
                 index=index,
                 engines=[engine.addresses[index] for engine in self._engines],
                 listener=self._listener.fileno(),
-                at_once=is_first or len(self._apis) == 1,
+                at_once=at_once,
+                taking=str(taking),
             )
         )
 

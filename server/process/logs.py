@@ -1,70 +1,17 @@
-"""Logging: one line an event, as text or as JSON, on stderr.
-
-An event may have `fields` beside its message (`extra={"fields": {...}}`): members of the JSON
-object, and `name=value` at the end of a line of text.
-"""
+"""Logging of the processes that serve HTTP, or fetch by it."""
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import sys
-import time
-from typing import Any, Literal, TextIO
+from typing import Literal
 
-from server.cli.terminal import ERASE_LINE, is_terminal
-
-PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes: no space, no quote
-
-
-class JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        seconds, milliseconds = divmod(int(record.created * 1000), 1000)
-        fields = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-            + f".{milliseconds:03d}Z",
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-            **_fields_of(record),
-        }
-        if record.exc_info:
-            fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, ensure_ascii=False)
-
-
-class TextFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s", "%Y-%m-%d %H:%M:%S")
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        fields = _fields_of(record).items()
-        named = [f" {name}={_text(value)}" for name, value in fields if value is not None]
-        return super().formatMessage(record) + "".join(named)
-
-
-class TerminalHandler(logging.StreamHandler[TextIO]):
-    """Erases what a bar of this or another process has left on the line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return ERASE_LINE + super().format(record)
-
-
-def _fields_of(record: logging.LogRecord) -> dict[str, Any]:
-    return getattr(record, "fields", {})
-
-
-def _text(value: object) -> str:
-    text = str(value).lower() if isinstance(value, bool) else str(value)
-    return text if PLAIN.fullmatch(text) else json.dumps(text)
+import runtime.logs
+from runtime.logs import LogOptions
 
 
 def set_up_logging(level: str, form: Literal["text", "json"]) -> None:
-    """Send everything from `level` up to stderr."""
-    handler = TerminalHandler() if is_terminal(sys.stderr) else logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    """Send everything from `level` up to stderr, and of the libraries what is of use."""
+    runtime.logs.set_up_logging(LogOptions(level, form))
     # The start report replaces the messages of uvicorn about its start and end.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.root.level))
     # A line for each HTTP request of a download says nothing that its progress does not.

@@ -290,6 +290,8 @@ async def test_a_wrong_file_fails_the_batch(
     assert len(errors) <= 100
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+NO_IMAGES = (400, "unsupported_parameter", "messages[0].content[0].type", "image")
 WRONG_BODIES = [
     # fields of a body, status, code, param, a word of the message
     ({"stream": True}, 400, "unsupported_parameter", "stream", "not streamed"),
@@ -302,6 +304,7 @@ WRONG_BODIES = [
     ({"max_tokens": 10**6}, 400, "context_length_exceeded", "messages", "256"),
     ({"stream": "yes"}, 400, "unsupported_parameter", "stream", "not streamed"),
     ({"n": 129}, 400, "invalid_value", "n", "at most 128"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, *NO_IMAGES),
 ]
 
 
@@ -310,7 +313,8 @@ async def test_a_wrong_body_fails_its_line_only(server: BatchServer):
     made = await server.create(line("good") + content + line("better"))
     batch = await server.until(made["id"])
     assert batch["status"] == "completed"
-    assert batch["request_counts"] == {"total": 12, "completed": 2, "failed": 10}
+    wrong = len(WRONG_BODIES)
+    assert batch["request_counts"] == {"total": 2 + wrong, "completed": 2, "failed": wrong}
     good = await server.records(batch["output_file_id"])
     assert {record["custom_id"] for record in good} == {"good", "better"}
     for record in await server.records(batch["error_file_id"]):

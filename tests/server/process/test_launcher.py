@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import socket
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import httpx2 as httpx
 import pytest
 
+from runtime.config import EngineConfig
+from server.config import ServerConfig
 from server.process.child import MAX_DEATHS, Child
 from server.process.exclusive_files import LaunchError, store_lock
+from server.process.launcher import Launcher
+from server.process.messages import ApiProcessArgs
 from tests.support.server.launched_server import (
     REQUEST,
     STUB_ENGINE,
@@ -50,6 +58,31 @@ def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
     assert answer.json()["usage"]["completion_tokens"] == 3
 
 
+def test_there_is_an_api_process_that_answers_before_an_engine_is_ready(tmp_path: Path):
+    config = ServerConfig(api_workers=3, engine=EngineConfig(model=""))
+    with (
+        socket.socket() as listener,
+        closing(Launcher(config, listener, tmp_path, "no.engine", "", None)) as launcher,
+    ):
+        assert [at_once(launcher, index) for index in range(3)] == [True, False, False]
+        assert at_once(launcher, 0), "process 0 died while the engine loads: the others wait for it"
+        (tmp_path / "taking-1").touch()  # process 1 does so when the engine is ready
+        assert not at_once(launcher, 0), "process 1 answers meanwhile"
+        assert at_once(launcher, 1), "processes 0 and 2 wait"
+
+
+def at_once(launcher: Launcher, index: int) -> bool:
+    """Whether API process `index`, if it were started now, would answer without an engine."""
+    starts: list[ApiProcessArgs] = []
+
+    async def start(message: ApiProcessArgs) -> None:
+        starts.append(message)
+
+    with mock.patch.object(Child, "start", staticmethod(start)):
+        asyncio.run(launcher.start_api(index))
+    return starts[0].at_once
+
+
 def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):
     launched = start(api_workers=3)
     launched.wait_until(lambda: all(launched.status() == 200 for _ in range(20)))
@@ -65,6 +98,9 @@ def test_several_api_processes_share_the_port_the_engine_and_the_counters(start:
             assert f'{start}finished_reason="length",model_name="tiny-chat"}} 24.0' in text
         name, labels = "vllm:request_generation_tokens_count", 'engine="0",model_name="tiny-chat"'
         assert f"{name}{{{labels}}} 24.0" in text
+    (directory,) = launched.folder.iterdir()
+    taking = {path.name for path in directory.glob("taking-*")}
+    assert taking == {"taking-0", "taking-1", "taking-2"}
     many = {**REQUEST, "prompt": ["a"] * 1000, "max_tokens": 1}  # of 1024 for all of them
     answer = httpx.post(f"{launched.url}/v1/completions", json=many, timeout=60)
     assert len(answer.json()["choices"]) == 1000, answer.text[:500]

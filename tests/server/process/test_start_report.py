@@ -13,10 +13,10 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.config import EngineConfig
+from runtime.logs import JsonFormatter, TextFormatter
 from runtime.messages import Progress, Ready
 from runtime.stats import Stats
 from server.config import ServerConfig
-from server.process.logs import JsonFormatter, TextFormatter
 from server.process.start_report import Reporter, busy_line, start_report
 from tests.support.server.fake_engine import ReportedClient, ready
 
