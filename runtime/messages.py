@@ -104,6 +104,8 @@ class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     salt: bytes = b""  # prefixes are shared only between requests of the same salt
     arrived: float = 0.0
     images: tuple[PromptImage, ...] = ()  # in the order of the prompt
+    # Tokens at the prompt's end that begin the answer: a later prompt may have others there.
+    generation_prompt_len: int = 0
 
 
 class EngineRequests(Struct, frozen=True, array_like=True, tag="requests"):
