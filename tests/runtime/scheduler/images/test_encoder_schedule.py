@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given
 
 from benchmarks.schedule.device_model import ENCODER
+from runtime.engine.load_report import LoadReport
 from runtime.messages import PromptImage
 from tests.support.examples import examples
 from tests.support.images.encoding_server import STAGES, EncodingServer, prompt
@@ -120,6 +121,32 @@ def test_beside_rows_that_decode_an_image_takes_several_steps_and_as_many_as_one
     ends = [one.end for one in cuts]
     assert [one.first for one in cuts] == [0, *ends[:-1]] and ends[-1] == STAGES
     assert all(batch.decode_rows == 32 for batch in server.device.batches[:-1])
+
+
+def test_the_load_that_an_engine_reports_has_what_its_encoder_has_left_once_for_an_image() -> None:
+    server = EncodingServer()
+    server.learn()
+    report = LoadReport(server.engine, lambda *sent: None, 1)
+
+    def left() -> tuple[float, float]:
+        work = report._work()
+        return work.encoder_stages, work.encoder_operations
+
+    for id in range(32):
+        server.add(id, [1] * 128, max_tokens=2000)
+    server.step(40)
+    assert left() == (0, 0)
+    for id in (100, 101):
+        server.add(id, *prompt(10, (32, 1), 14))
+    waiting, found = left(), []
+    while 101 not in server.first:
+        server.step()
+        found.append(left())
+    whole = STAGES, server.engine.scheduler.encoder.operations(1024, 0, STAGES)
+    # That two prompts share the image is known once they are admitted.
+    assert waiting[0] > whole[0] and waiting[1] > whole[1]
+    assert 0 < found[0][0] < whole[0] and 0 < found[0][1] < whole[1]
+    assert found == sorted(found, reverse=True) and found[-1] == (0, 0)
 
 
 def test_before_its_time_is_known_the_encoder_runs_one_stage_a_step() -> None:
