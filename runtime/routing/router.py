@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from runtime.messages import EngineLoad, EngineRequest, Ready, StepSeconds, Work
+from runtime.scheduler.images.image_sums import EncoderCosts, ImageSums
 from runtime.scheduler.kv_cache.page_pool import (
     DIGEST_BYTES,
     TOKEN_BYTES,
@@ -28,7 +29,6 @@ from runtime.scheduler.kv_cache.page_pool import (
     images_between,
     page_hash,
 )
-from runtime.scheduler.images.image_sums import EncoderCosts, ImageSums
 
 # Until the engines have timed their steps, each token counts the same.
 UNKNOWN = StepSeconds(step=0.0, row=1.0, prompt_token=1.0, kv_token=0.0, pair=0.0)
