@@ -104,6 +104,8 @@ class EngineRequest(Struct, frozen=True, array_like=True, tag="request"):
     salt: bytes = b""  # prefixes are shared only between requests of the same salt
     arrived: float = 0.0
     images: tuple[PromptImage, ...] = ()  # in the order of the prompt
+    # Tokens at the prompt's end that begin the answer: a later prompt may have others there.
+    generation_prompt_len: int = 0
 
 
 class EngineRequests(Struct, frozen=True, array_like=True, tag="requests"):
@@ -193,6 +195,8 @@ class Work(Struct, frozen=True, array_like=True):
     pairs: float = 0.0  # query-key pairs of these with those before them
     rows: int = 0  # answers that are not complete
     kv_tokens: float = 0.0  # that these rows read in a step
+    encoder_stages: float = 0.0  # of images that are not encoded yet
+    encoder_operations: float = 0.0  # 10^9, of these stages
 
 
 class StepSeconds(Struct, frozen=True, array_like=True):
@@ -203,6 +207,8 @@ class StepSeconds(Struct, frozen=True, array_like=True):
     prompt_token: float
     kv_token: float
     pair: float
+    encoder_stage: float = 0.0
+    encoder_operation: float = 0.0  # 10^9 of them
 
 
 class EngineLoad(Struct, frozen=True, array_like=True, tag="load"):
@@ -258,6 +264,9 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     reads_images: bool = False
     ranks: int = 1  # devices, or processes on a CPU, that share the model
     why_ranks: str = ""  # the reason for their number, which --tensor-parallel auto has chosen
+    # Of each stage of the image encoder, operations in 10^9: for a token of an image, and for a
+    # pair of its tokens.
+    encoder_costs: tuple[tuple[float, float], ...] = ()
 
     @property
     def kv_capacity(self) -> KVCapacity:

@@ -98,3 +98,5 @@ class Snapshot(Struct, frozen=True, array_like=True, tag="snapshot"):
     wave: WavePicture | None  # None: no row decodes, or there is no plan for this model
     shares: list[tuple[int, bytes]]  # of API processes, by index
     build_seconds: float  # of CPU time, that it took to make this
+    # Of several groups of layers, the pages with content of each; [] if there is one group.
+    page_groups: list[PageMap] = []

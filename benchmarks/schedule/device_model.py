@@ -205,7 +205,7 @@ class SimulatedDevice:
         self._rng = random.Random(seed)
         self._stalls = stalls
         self._model = model
-        self._free_at = 0.0
+        self._free_at = self._began = 0.0
         self._computed = UNHINDERED_SHARE  # part of the time, lately
         self.step_seconds: list[tuple[StepLoad, float]] = []
         self._image_tokens = 0  # of the image that is being encoded
@@ -213,10 +213,12 @@ class SimulatedDevice:
     def forward(self, batch: Batch) -> None:
         load = load_of(batch)
         total = self._step_ms(load, self._encoder_ms(batch))
+        began = max(self._clock.now, self._free_at)
         seconds = total / 1000 * self._rng.uniform(0.97, 1.03)
         if self._rng.random() < self._stalls:
             seconds *= 5
-        self._free_at = max(self._clock.now, self._free_at) + seconds
+        self._free_at = began + seconds
+        self._began = began
         self.step_seconds.append((load, seconds))
 
     def _encoder_ms(self, batch: Batch) -> float:
@@ -241,5 +243,6 @@ class SimulatedDevice:
         return False
 
     def sample(self, batch: Batch, masks: Masks | None = None) -> SimulatedResult:
-        sampled = ModelRunnerOutput(np.where(batch.sample, 1, -1).astype(np.int32)[:, None])
+        tokens = np.where(batch.sample, 1, -1).astype(np.int32)[:, None]
+        sampled = ModelRunnerOutput(tokens, seconds=self._free_at - self._began)
         return SimulatedResult(self._clock, self._free_at, sampled)

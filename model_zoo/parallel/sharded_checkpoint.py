@@ -6,6 +6,7 @@ these parts is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,17 @@ def open_checkpoint(directory: Path, config: ModelConfig) -> Checkpoint:
     and for a weight that cannot be divided.
     """
     checkpoint = Checkpoint.open(directory)
-    return checkpoint if config.whole is None else _Cutter(directory, checkpoint, config).cut()
+    if config.whole is None:
+        return checkpoint
+    return _Cutter(CheckpointLayers.open(directory, checkpoint, packs=False), config).cut()
+
+
+def check_division(layers: CheckpointLayers, config: ModelConfig) -> None:
+    """Raise ModelError if the rank's parts begin within groups or blocks of quantized weights.
+
+    By config.json alone, without the files that `open_checkpoint` cuts.
+    """
+    _Cutter(layers, config).check()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +62,73 @@ class _Layer:
     of_experts: bool = False  # --expert-parallel would leave it whole
 
 
+class _Lengths:
+    """How long one tensor of a quantized weight is for a part of the weight.
+
+    which, index: of specs(stored, shape), and of the shapes there
+    """
+
+    def __init__(self, layer: _Layer, stored: StoredFormat, which: int, index: int) -> None:
+        self._layer, self._stored, self._which, self._index = layer, stored, which, index
+        whole, none = self._shape(layer.part.whole), self._shape(0)
+        # The dimension that is divided; None: it holds one scale of all, or the other axis.
+        self.divided = next(
+            (i for i, count in enumerate(whole) if none[i] != count and count != 1), None
+        )
+
+    def _shape(self, count: int) -> tuple[int, ...]:
+        """For a weight with so many outputs, or inputs."""
+        rows, columns = self._layer.shape
+        shape = (count, columns) if self._layer.part.axis == "outputs" else (rows, count)
+        return specs(self._stored, shape)[self._which].shapes[self._index]
+
+    def at(self, count: int) -> int:
+        assert self.divided is not None
+        return self._shape(count)[self.divided]
+
+    def misaligned(self) -> int | None:
+        """Where the rank's part begins or ends within a group; None: nowhere."""
+        if self.divided is None:
+            return None
+        whole = self._layer.part.whole
+        bounds = (at for bounds in self._layer.part.ranges for at in bounds)
+        return next(
+            (at for at in bounds if 0 < at < whole and self.at(at + 1) == self.at(at)), None
+        )
+
+
 class _Cutter:
-    def __init__(self, directory: Path, checkpoint: Checkpoint, config: ModelConfig) -> None:
+    def __init__(self, layers: CheckpointLayers, config: ModelConfig) -> None:
         assert config.whole is not None
         self._shard, self._model_type = config.shard, config.model_type
-        self._layers = CheckpointLayers.open(directory, checkpoint, packs=False)
+        self._layers = layers
         meta = torch.device("meta")
         self._own: Model = build(config, torch.float32, meta)
         self._whole: Model = build(config.whole, torch.float32, meta)
-        # What does not belong to the model is said of the whole tensors.
-        WeightTargets(self._whole, checkpoint, self._layers, directory)
-        self._sources = dict(checkpoint.sources)
+        self._sources = {} if layers.checkpoint is None else dict(layers.checkpoint.sources)
+
+    def check(self) -> None:
+        seen: set[tuple[str, tuple[int, int]]] = set()  # of layers alike, one is enough
+        for layer in self._divided():
+            alike = re.sub(r"\d+", "0", layer.name), layer.shape
+            stored = None if alike in seen else self._layers.stored(layer.name, layer.shape)
+            if stored is None:
+                continue
+            seen.add(alike)
+            for which, spec in enumerate(specs(stored, layer.shape)):
+                # Which of the shapes its tensor has, only the files say.
+                found = [
+                    _Lengths(layer, stored, which, index).misaligned()
+                    for index in range(len(spec.shapes))
+                ]
+                if found and None not in found:
+                    raise ModelError(self._misaligned(layer, found[0] or 0, stored))
 
     def cut(self) -> Checkpoint:
+        layers = self._layers
+        assert layers.checkpoint is not None
+        # What does not belong to the model is said of the whole tensors.
+        WeightTargets(self._whole, layers.checkpoint, layers, layers.directory)
         for layer in self._divided():
             self._cut_layer(layer)
         for name, part in self._own.other_parts().items():
@@ -137,27 +202,15 @@ class _Cutter:
         own = source.shape[1:] if skipped else source.shape
         index = spec.shapes.index(own)
         which = next(i for i, each in enumerate(specs(stored, layer.shape)) if each == spec)
-
-        def entries(count: int) -> tuple[int, ...]:
-            """The shape of this tensor for a weight with so many outputs, or inputs."""
-            rows, columns = layer.shape
-            shape = (count, columns) if layer.part.axis == "outputs" else (rows, count)
-            return specs(stored, shape)[which].shapes[index]
-
-        whole = layer.part.whole
-        for dimension, count in enumerate(own):
-            if entries(0)[dimension] == count or count == 1:
-                continue  # a scale of all, or another axis
-
-            def place(at: int, dimension: int = dimension) -> int:
-                place = entries(at)[dimension]
-                if 0 < at < whole and entries(at + 1)[dimension] == place:
-                    raise ModelError(self._misaligned(layer, at, stored))
-                return place
-
-            ranges = tuple((place(begin), place(end)) for begin, end in layer.part.ranges)
-            self._sources[key] = source.part(dimension + skipped, ranges)
+        lengths = _Lengths(layer, stored, which, index)
+        dimension = lengths.divided
+        if dimension is None:
             return
+        wrong = lengths.misaligned()
+        if wrong is not None:
+            raise ModelError(self._misaligned(layer, wrong, stored))
+        ranges = tuple((lengths.at(begin), lengths.at(end)) for begin, end in layer.part.ranges)
+        self._sources[key] = source.part(dimension + skipped, ranges)
 
     def _drop_groups(self, layer: _Layer, stored: StoredFormat) -> None:
         """Groups of columns in order need no list of them; others cannot be divided."""

@@ -28,6 +28,7 @@ from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
+from runtime.executor.step_clock import StepClock, StepSpan
 from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch
@@ -85,6 +86,8 @@ class GraphExecutor:
         self.graph_counts = self.planner.counts
         self.image_counts = ImageCounts() if images is None else images.counts
         self.announce: Announce | None = None
+        self._clock = StepClock.of(device)
+        self._span: StepSpan | None = None  # of the last step
         self._batch: Batch | None = None  # of the last step
         # Of a model that is divided: a rank whose capture failed would not take part in the sums of
         # the others' replays, and all its later sums would be theirs of a step before.
@@ -162,7 +165,12 @@ class GraphExecutor:
             logits = self._outputs.logits
             outputs = [self._sampler.sample_deferred(logits, self._deferred, batch, masks)]
         return DevicePendingOutput(
-            len(batch.slots), self._row_outputs, outputs, self._prompt_outputs, self._slots.device
+            len(batch.slots),
+            self._row_outputs,
+            outputs,
+            self._prompt_outputs,
+            self._slots.device,
+            self._span,
         )
 
     @torch.inference_mode()
@@ -173,6 +181,7 @@ class GraphExecutor:
         if isinstance(launch, CaptureLaunch):
             self._capture(launch.bucket)
             return
+        self._clock.begin()
         batch, layout = launch.batch, self._buffers.layout(launch.bucket)
         self._batch = batch
         for row in batch.new_rows:
@@ -209,6 +218,7 @@ class GraphExecutor:
                 self._model.logits,
                 all_hidden_states=launch.all_hidden_states,
             )
+        self._span = self._clock.end()
 
     def _run_step(self, launch: StepLaunch, images: StepImages | None) -> StepTensors:
         """From the bucket's graph; without, if it could be captured elsewhere and not here."""

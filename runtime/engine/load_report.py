@@ -63,7 +63,8 @@ class LoadReport:
         return EngineLoad(
             work,
             self._received[client],
-            StepSeconds(*parts[:5]) if parts else None,  # those of images are of no `Work`
+            # All but what a step with tokens of images takes longer, which is of no `Work`.
+            StepSeconds(*parts[:7]) if parts else None,
             self._engine.requests.mix.mean_answer,
             stored,
             dropped,
@@ -94,4 +95,15 @@ class LoadReport:
             tokens += known - computed
             pairs += (known - computed) * (known + computed) / 2
             kv_tokens += known
-        return Work(tokens, pairs, requests.num_running + waiting.count, kv_tokens)
+        stages, operations = self._engine.scheduler.prefill.encoder.work_left(
+            requests.prefilling.values()
+        )
+        more = waiting.images.work(requests.resolved.encoder_stages)
+        return Work(
+            tokens,
+            pairs,
+            requests.num_running + waiting.count,
+            kv_tokens,
+            stages + share * more[0],
+            operations + share * more[1],
+        )

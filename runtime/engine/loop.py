@@ -190,9 +190,13 @@ class Engine:
         scheduler_output, pending, queued_at = self._in_flight
         self._in_flight = None
         model_output = pending.wait()
-        # The device began when the step was queued, or when the previous step ended.
+        # The device began when the step was queued, or when the previous step ended.  Where the
+        # host took long to queue the next one, only the device knows when this one ended.
         began, self._last_commit_at = max(queued_at, self._last_commit_at), self._clock()
-        self.scheduler.times.record(scheduler_output.load, self._last_commit_at - began)
+        seconds = model_output.seconds
+        if seconds is None:
+            seconds = self._last_commit_at - began
+        self.scheduler.times.record(scheduler_output.load, seconds)
         columns = self.committer.commit(scheduler_output, model_output)
         if self._grammars is not None and self._grammars.live:
             rows = scheduler_output.sampling_rows(self.requests.live, self._grammars.live)

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from runtime.engine.loop import Engine
 from runtime.messages import FromEngine, Observe
-from runtime.scheduler.snapshot import page_map, running_states, step_samples, waiting_states
+from runtime.scheduler.snapshot import page_maps, running_states, step_samples, waiting_states
 from runtime.snapshot import Snapshot, WavePicture
 
 log = logging.getLogger("wavefill.dashboard")
@@ -78,15 +78,17 @@ class Observer:
             for client, (at, share) in self._shares.items()
             if now - at < SHARE_SECONDS
         ]
+        pages, page_groups = page_maps(requests.pool, [one.pages.held() for one in sequences])
         return Snapshot(
             now,
             self._engine.stats(),
             states,
             waiting_states(requests),
-            page_map(requests.pool, [sequence.pages.held() for sequence in sequences]),
+            pages,
             step_samples(times),
             tuple(times.parts()),
             wave,
             shares,
             0.0,
+            page_groups,
         )

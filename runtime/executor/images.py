@@ -38,6 +38,11 @@ class Encoder(Protocol):
     def advance(self, encoding: Encoding, stages: int) -> Tensor | None: ...
 
 
+def step_bytes(num_tokens: int, feature_bytes: int) -> int:
+    """The most bytes of the StepImages of a step, all of whose tokens are of images."""
+    return num_tokens * (feature_bytes + 4 * torch.int64.itemsize)  # index, and three places
+
+
 class EncoderClock:
     """Counts the seconds that the encoder takes: of a GPU, without waiting for it."""
 

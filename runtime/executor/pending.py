@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.prompt_outputs import StepPromptOutputs
+from runtime.executor.step_clock import StepSpan
 from runtime.executor.transfers import Download, upload
 from runtime.messages import TokenLogprob
 from runtime.sampling.logprobs import token_logprobs
@@ -68,9 +69,13 @@ class DevicePendingOutput:
         sampler_outputs: list[SamplerOutput],
         prompt_outputs: StepPromptOutputs | None,
         device: torch.device,
+        span: StepSpan | None = None,
     ) -> None:
-        """row_outputs: those of the step itself; the others are of work queued after it."""
-        self._num_rows = num_rows
+        """row_outputs: those of the step itself; the others are of work queued after it.
+
+        span: of the step itself; None: it is not timed
+        """
+        self._num_rows, self._span = num_rows, span
         self._row_outputs = row_outputs
         self._sampler_outputs = sampler_outputs
         self._prompt_outputs = prompt_outputs
@@ -86,7 +91,7 @@ class DevicePendingOutput:
         unusable = np.flatnonzero(self._row_outputs.usable[: self._num_rows] == 0)
         errors = dict.fromkeys(unusable.tolist(), NOT_FINITE)
         if self._download is None:
-            return ModelRunnerOutput(tokens[:, None], errors=errors)
+            return ModelRunnerOutput(tokens[:, None], errors=errors, seconds=self._seconds())
         arrived = iter(self._download.wait())
         logprobs: list[list[TokenLogprob] | None] = [None] * self._num_rows
         for output in self._sampler_outputs:
@@ -101,8 +106,16 @@ class DevicePendingOutput:
                     errors[row] = NOT_FINITE
         scored = any(output.scored for output in self._sampler_outputs)
         return ModelRunnerOutput(
-            tokens[:, None], logprobs if scored else None, prompt_logprobs, errors, embeddings
+            tokens[:, None],
+            logprobs if scored else None,
+            prompt_logprobs,
+            errors,
+            embeddings,
+            self._seconds(),
         )
+
+    def _seconds(self) -> float | None:
+        return None if self._span is None else self._span.seconds()
 
     def _read(
         self,

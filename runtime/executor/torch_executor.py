@@ -23,6 +23,7 @@ from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
+from runtime.executor.step_clock import StepClock
 from runtime.executor.transfers import upload
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.scheduler.batch import Batch, Int64Array, Masks
@@ -51,6 +52,7 @@ class TorchExecutor:
         self.image_counts = ImageCounts() if images is None else images.counts
         self.announce: Announce | None = None
         self._batch: Batch | None = None  # of forward()
+        self._clock = StepClock.of(device)
         self._model, self._kv, self._backend, self._images = model, kv, backend, images
         self._slots = SlotTables(
             resolved.max_num_seqs, resolved.max_pages_per_seq, device, resolved.num_groups
@@ -96,6 +98,7 @@ class TorchExecutor:
         self._batch = batch
         if self.announce is not None:
             self.announce(Forward(batch))
+        self._clock.begin()
         self._slots.append_pages(batch, self._slots.count_pages(batch))
         if self._states is not None:
             self._states.copy(batch, self._kv)
@@ -135,8 +138,9 @@ class TorchExecutor:
         if self._logits is not None:
             outputs = self._sampler.sample(self._logits, batch, self._rows, masks)
         self._logits = None
+        span = self._clock.end()
         return DevicePendingOutput(
-            len(batch.slots), self._check, outputs, self._prompt_outputs, self._slots.device
+            len(batch.slots), self._check, outputs, self._prompt_outputs, self._slots.device, span
         )
 
 

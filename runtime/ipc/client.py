@@ -143,11 +143,19 @@ class EngineClient:
         priority: int = 0,
         salt: bytes = b"",
         images: tuple[PromptImage, ...] = (),
+        generation_prompt_len: int = 0,
     ) -> Mailbox:
         """Queue a request; never blocks."""
-        arrived = time.monotonic()
         request = EngineRequest(
-            self._new_id(), self.index, tokens, params, priority, salt, arrived, images
+            self._new_id(),
+            self.index,
+            tokens,
+            params,
+            priority,
+            salt,
+            arrived=time.monotonic(),
+            images=images,
+            generation_prompt_len=generation_prompt_len,
         )
         mailbox = self._mailboxes[request.id] = Mailbox(request)
         self._num_background += priority == BACKGROUND

@@ -6,6 +6,7 @@ prompt has less to compute for it, and keeps the request until its other work ta
 prefix would.  All terms are seconds, by what the engines have learned of their own steps:
 
     seconds of the prompt tokens left to compute, and of their query-key pairs
+    + seconds of the image encoder for the images that are not encoded
     + the tokens that an answer has on average x the seconds that each of its rows adds to a step
 
 where a row also takes its share of what a step of any size costs: one of as many rows as fit.
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from runtime.messages import EngineLoad, EngineRequest, Ready, StepSeconds, Work
+from runtime.scheduler.images.image_sums import EncoderCosts, ImageSums
 from runtime.scheduler.kv_cache.page_pool import (
     DIGEST_BYTES,
     TOKEN_BYTES,
@@ -85,7 +87,9 @@ class Router:
         self._choices += 1
         cached = self.cached_tokens(request, among)
         times, answer = self._times(among), self._answer_tokens(among)
-        works = {each: work_of(request, cached[each]) for each in among}
+        ready = self.engines[among[0]].ready
+        encoder = ready.encoder_costs if ready is not None else ()
+        works = {each: work_of(request, cached[each], encoder) for each in among}
 
         def cost(engine: int) -> tuple[float, int]:
             record = self.engines[engine]
@@ -103,6 +107,8 @@ class Router:
         rows = ready.max_num_seqs if ready is not None else 1
         prompts = work.prompt_tokens * times.prompt_token + work.pairs * times.pair
         per_row = times.row + times.step / rows
+        prompts += work.encoder_stages * times.encoder_stage
+        prompts += work.encoder_operations * times.encoder_operation
         return prompts + answer * (work.rows * per_row + work.kv_tokens * times.kv_token)
 
     def cached_tokens(self, request: EngineRequest, among: Sequence[int]) -> dict[int, int]:
@@ -145,15 +151,25 @@ class Router:
         return fmean(known) if known else 1.0
 
 
-def work_of(request: EngineRequest, cached: int) -> Work:
-    """Of a request, `cached` tokens of whose prompt are cached."""
+def work_of(request: EngineRequest, cached: int, encoder: EncoderCosts = ()) -> Work:
+    """Of a request, `cached` tokens of whose prompt are cached.
+
+    encoder: Ready.encoder_costs.  An image whose features an engine has still counts as well
+    """
     tokens = len(request.tokens)
     answers = request.params.max_tokens > 0
+    images = ImageSums()
+    for image in request.images:
+        if image.start + image.num_tokens > cached:
+            images.add(image)
+    stages, operations = images.work(encoder)
     return Work(
         prompt_tokens=tokens - cached,
         pairs=(tokens - cached) * (tokens + cached) / 2,
         rows=int(answers),
         kv_tokens=tokens * answers,
+        encoder_stages=stages,
+        encoder_operations=operations,
     )
 
 
@@ -163,6 +179,8 @@ def add(one: Work, other: Work) -> Work:
         one.pairs + other.pairs,
         one.rows + other.rows,
         one.kv_tokens + other.kv_tokens,
+        one.encoder_stages + other.encoder_stages,
+        one.encoder_operations + other.encoder_operations,
     )
 
 

@@ -142,6 +142,7 @@ class ModelRunnerOutput(Struct, frozen=True):
     prompt_logprobs: list[list[TokenLogprob] | None] | None = None
     errors: dict[int, str] = {}  # row -> why that row alone failed (logits that are NaN)
     embeddings: dict[int, bytes] = {}  # row -> the pooled vector of the prompt that it completed
+    seconds: float | None = None  # that the device took; None: it has no clock of its own
 
     def sampled(self, row: int) -> list[int]:
         """The tokens of a row, without what follows them."""

@@ -9,12 +9,13 @@ from collections.abc import Sequence as Items
 from itertools import chain
 
 import numpy as np
+from numpy.typing import NDArray
 
 from runtime.scheduler.kv_cache.page_pool import PagePool
 from runtime.scheduler.request_table import RequestTable
 from runtime.scheduler.sequence import Sequence
 from runtime.scheduler.step_time import StepTimes
-from runtime.snapshot import CACHED, FIRST_OWNER, SHARED, PageMap, SequenceState, StepSample
+from runtime.snapshot import CACHED, FIRST_OWNER, FREE, SHARED, PageMap, SequenceState, StepSample
 
 MAX_CELLS = 2048  # of the map of pages
 MAX_WAITING = 16  # sequences that are listed
@@ -54,10 +55,13 @@ def _state(sequence: Sequence, state: str, computed: int, known: int) -> Sequenc
     )
 
 
-def page_map(pool: PagePool, holders: Items[Items[int]], max_cells: int = MAX_CELLS) -> PageMap:
-    """The map of all pages; `holders`: the pages of each running sequence.
+def page_maps(
+    pool: PagePool, holders: Items[Items[int]], max_cells: int = MAX_CELLS
+) -> tuple[PageMap, list[PageMap]]:
+    """-> the map of all pages, and of several groups, that of each one's pages with content.
 
-    Some 20 ns a page: a pool of 25,000 pages takes half a millisecond.
+    holders: the pages of each running sequence.  Some 20 ns a page: a pool of 25,000 pages takes
+    half a millisecond, and as much again for groups.
     """
     counts = [len(pages) for pages in holders]
     held = np.fromiter(chain.from_iterable(holders), np.int64, sum(counts))
@@ -66,12 +70,22 @@ def page_map(pool: PagePool, holders: Items[Items[int]], max_cells: int = MAX_CE
     kinds[cached] = CACHED
     kinds[held] = np.repeat(np.arange(len(counts)) + FIRST_OWNER, counts)
     kinds[np.bincount(held, minlength=pool.num_pages) > 1] = SHARED
-    totals = np.bincount(np.minimum(kinds, FIRST_OWNER), minlength=FIRST_OWNER + 1).tolist()
+    size, num_kinds = -(-pool.num_pages // max_cells), FIRST_OWNER + len(counts)
+    groups: list[PageMap] = []
+    if len(pool.used_by_group) > 1:
+        group_of = np.array(pool.groups, dtype=np.int64)
+        group_of[kinds == FREE] = -1  # none
+        for group in range(len(pool.used_by_group)):
+            groups.append(_map(kinds[group_of == group], size, num_kinds))
+    return _map(kinds, size, num_kinds), groups
 
-    size = -(-pool.num_pages // max_cells)
+
+def _map(kinds: NDArray[np.int64], size: int, num_kinds: int) -> PageMap:
+    """The map of pages of these kinds, in cells of `size` pages."""
+    totals = np.bincount(np.minimum(kinds, FIRST_OWNER), minlength=FIRST_OWNER + 1).tolist()
     if size > 1:
-        cells, num_kinds = -(-pool.num_pages // size), FIRST_OWNER + len(counts)
-        cell_of = np.arange(pool.num_pages) // size
+        cells = -(-len(kinds) // size)
+        cell_of = np.arange(len(kinds)) // size
         counted = np.bincount(cell_of * num_kinds + kinds, minlength=cells * num_kinds)
         kinds = counted.reshape(cells, num_kinds).argmax(axis=1)
     starts = np.flatnonzero(np.diff(kinds, prepend=-1))

@@ -8,6 +8,7 @@ from itertools import chain
 
 from runtime.config import ResolvedConfig
 from runtime.messages import EngineRequest
+from runtime.scheduler.images.image_sums import ImageSums
 from runtime.scheduler.sequence import Sequence
 
 
@@ -27,6 +28,7 @@ class WaitingQueue:
         self._num_finished = 0
         self.count = 0  # sequences that wait, held ones included
         self.num_tokens = 0  # of the prompts that wait
+        self.images = ImageSums()  # in these prompts
 
     @property
     def num_admissible(self) -> int:
@@ -44,7 +46,7 @@ class WaitingQueue:
             self.count += 1
         # A preempted sequence gets another token when the step in flight is committed.
         sequence.num_waiting_tokens = len(sequence.tokens)
-        self.num_tokens += sequence.num_waiting_tokens
+        self._count(sequence, 1)
         front = self._front
         if front and sequence.priority_key < front[-1].priority_key:
             insort(front, sequence, key=lambda one: one.priority_key)
@@ -52,6 +54,11 @@ class WaitingQueue:
                 return
             sequence = front.pop()
         heapq.heappush(self._heap, (sequence.priority_key, sequence))
+
+    def _count(self, sequence: Sequence, sign: int) -> None:
+        self.num_tokens += sign * sequence.num_waiting_tokens
+        for image in sequence.request.images:
+            self.images.add(image, sign)
 
     def front(self) -> list[Sequence]:
         """The first FRONT sequences by priority key, in order.  The caller must not modify it."""
@@ -75,7 +82,7 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence of the front."""
         self.count -= 1
-        self.num_tokens -= sequence.num_waiting_tokens
+        self._count(sequence, -1)
         self._front.remove(sequence)
 
     def mark_finished(self, sequence: Sequence) -> None:
@@ -84,7 +91,7 @@ class WaitingQueue:
         if sequence in self._held:
             self._held.remove(sequence)
             return
-        self.num_tokens -= sequence.num_waiting_tokens
+        self._count(sequence, -1)
         self._num_finished += 1
         if self._num_finished * 2 > len(self._heap) + 64:
             self._heap = [entry for entry in self._heap if entry[1].finish is None]
@@ -100,6 +107,10 @@ class WaitingQueue:
         assert all(one.held_since is not None and one.finish is None for one in self._held)
         assert all(one.held_since is None for one in alive)
         assert sum(sequence.num_waiting_tokens for sequence in alive) == self.num_tokens
+        images = ImageSums()
+        for image in chain.from_iterable(sequence.request.images for sequence in alive):
+            images.add(image)
+        assert images == self.images
 
 
 def validation_error(

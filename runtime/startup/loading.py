@@ -211,6 +211,7 @@ def _ready(
         num_snapshots=resolved.num_snapshots,
         reads_images=bool(resolved.image_token_side),
         ranks=engine_spec.ranks.size,
+        encoder_costs=resolved.encoder_stages,
     )
 
 

@@ -27,6 +27,7 @@ from runtime.config import (
     StateDType,
 )
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
+from runtime.executor.images import step_bytes
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype
 
@@ -173,6 +174,7 @@ def estimate(
     if config.vision is not None:
         state += IMAGE_CACHE_BYTES + begun_bytes(config.vision, dtype, steps.image_pixels)
         encoding = encoder_bytes(config.vision, dtype, steps.image_pixels)
+        forward += step_bytes(steps.tokens, config.vision.feature_size * dtype.itemsize)
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens).graphs()
@@ -189,12 +191,14 @@ def estimate(
 
 
 def encoder_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
-    """Peak bytes of a block of the image encoder, within its attention, whose rope is computed in
-    float32, or its MLP."""
-    hidden, inner = vision.hidden_size, vision.intermediate_size
-    attention = hidden * (5 * dtype.itemsize + 4 * torch.float32.itemsize)
+    """Peak bytes of the image encoder: where pixels are normalized in float32 and ordered by
+    patches, where these get their learned positions, or in a block's attention or MLP."""
+    hidden, inner, wide = vision.hidden_size, vision.intermediate_size, torch.float32.itemsize
+    normalized = 3 * pixels * (2 + vision.frames) * wide
+    positioned = vision.patch_values * wide + hidden * (2 * dtype.itemsize + 3 * wide)
+    attention = 6 * hidden * dtype.itemsize  # the rope changes queries and keys in place
     mlp = 2 * (hidden + inner) * dtype.itemsize
-    return pixels // vision.patch_size**2 * max(attention, mlp)
+    return max(normalized, pixels // vision.patch_size**2 * max(positioned, attention, mlp))
 
 
 def begun_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:

@@ -30,7 +30,7 @@ SILENCE_SECONDS = 2.5  # without a snapshot: then pages get events without one
 SHARES = (0.5, 0.9, 0.99)  # percentiles
 READY_FIELDS = (
     "model_type", "device", "dtype", "attention", "max_model_len", "page_size", "num_pages",
-    "max_num_seqs", "max_batched_tokens", "memory", "epoch",
+    "max_num_seqs", "max_batched_tokens", "memory", "epoch", "group_windows",
 )  # fmt: skip
 
 
@@ -183,6 +183,7 @@ def _engine(snapshot: Snapshot) -> dict[str, Any]:
         "sequences": [asdict(each) for each in snapshot.sequences],
         "waiting": [asdict(each) for each in snapshot.waiting],
         "pages": asdict(snapshot.pages),
+        "page_groups": [asdict(each) for each in snapshot.page_groups],
         "steps": [asdict(each) for each in snapshot.steps],
         "weights": snapshot.weights,
         "wave": None

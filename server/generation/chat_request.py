@@ -66,7 +66,7 @@ async def prepare_chat(
     with slots or state.admission.reserve(body.n or 1) as slots:
         found = body.images()
         images = await _read_images(state, body, found) if found else None
-        prompt = await _prompt(state, ready, body)
+        prompt, generation_prompt_len = await _prompt(state, ready, body)
         if images is not None:
             prompt = images.place(prompt, state.tokenizer)
         wanted, limit = body.limit(), ready.max_model_len
@@ -99,7 +99,16 @@ async def prepare_chat(
         params = msgspec.structs.replace(params, grammar=grammar)
         held = None if images is None else await images.decode()
         return Generation(
-            state, route, body, [prompt], params, salt, slots, parsers=parsers, images=held
+            state,
+            route,
+            body,
+            [prompt],
+            params,
+            salt,
+            slots,
+            parsers=parsers,
+            images=held,
+            generation_prompt_len=generation_prompt_len,
         )
 
 
@@ -111,7 +120,7 @@ async def chat_prompt(state: ServerState, body: ChatRequest) -> tuple[Ready, lis
     ready = _checked(state, body)
     found = body.images()
     images = await _read_images(state, body, found) if found else None
-    prompt = await _prompt(state, ready, body)
+    prompt, _ = await _prompt(state, ready, body)
     return ready, prompt if images is None else images.place(prompt, state.tokenizer)
 
 
@@ -131,7 +140,9 @@ def _checked(state: ServerState, body: ChatRequest) -> Ready:
     return require_ready(state)
 
 
-async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[int]:
+async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> tuple[list[int], int]:
+    """The tokens, and how many at their end begin the answer; 0 where the engine has no use for
+    that."""
     tokenizer = state.tokenizer
 
     def plain() -> list[dict[str, Any]]:
@@ -149,17 +160,23 @@ async def _prompt(state: ServerState, ready: Ready, body: ChatRequest) -> list[i
     num_chars += unseen_chars(body.messages)
     continuing = bool(body.continue_final_message)
 
-    def work() -> list[int]:
+    begins_answer = body.add_generation_prompt is not False and not continuing
+
+    def work() -> tuple[list[int], int]:
         text = tokenizer.render(
             messages,
-            add_generation_prompt=body.add_generation_prompt is not False and not continuing,
+            add_generation_prompt=begins_answer,
             continue_final_message=continuing,
             max_chars=(ready.max_model_len + 1) * tokenizer.longest_token + num_chars,
             extra=options,
             tools=tools,
         )
-        if cut is None:
-            return tokenizer.encode_prompt(text)
-        return cut.tokens(tokenizer.encode_prompt(cut.text(text, tokenizer, tokenizer.max_growth)))
+        num_begin = 0
+        if begins_answer and ready.num_snapshots:
+            num_begin = tokenizer.generation_prompt_len(text, options)
+        if cut is not None:
+            text = cut.text(text, tokenizer, tokenizer.max_growth)
+        tokens = tokenizer.encode_prompt(text)
+        return tokens if cut is None else cut.tokens(tokens), num_begin
 
     return await off_loop(num_chars, work)

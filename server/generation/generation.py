@@ -71,6 +71,7 @@ class Generation:
         parsers: Sequence[OutputParser] = (),
         operation: Operation = "chat",
         images: HeldPixels | None = None,
+        generation_prompt_len: int = 0,
     ) -> None:
         """Submits every prompt `copies` times, by default `n`.
 
@@ -79,6 +80,7 @@ class Generation:
         parsers    one for each completion; none: all of their text is content
         operation  what telemetry says that it does
         images     those of the prompt, closed with this
+        generation_prompt_len  see EngineRequest
         """
         self.name = uuid.uuid4().hex  # what the answer's id ends with
         self._state = state
@@ -86,6 +88,7 @@ class Generation:
         self._salt = salt
         self._summary_args = operation, body.model, params
         self._images = images
+        self._generation_prompt_len = generation_prompt_len
         self._closed = False
         self._n = copies or body.n or 1
         self.choices: list[Choice] = []
@@ -138,7 +141,12 @@ class Generation:
         priority = state.priority(body.priority)
         images = () if self._images is None else self._images.images
         mailbox = state.client.submit(
-            prompt, params, priority=priority, salt=self._salt, images=images
+            prompt,
+            params,
+            priority=priority,
+            salt=self._salt,
+            images=images,
+            generation_prompt_len=self._generation_prompt_len,
         )
         return Choice(len(self.choices), mailbox, text, parser, state.client, state.metrics)
 

@@ -30,6 +30,7 @@ T = TypeVar("T")
 REPAIR = "correct it, or download it again"
 SLOW_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tiktoken.model")
 END_FILES = ("generation_config.json", "config.json")
+ONE_MESSAGE = ({"role": "user", "content": "Hello"},)
 CONTEXT_TOKENS = 6  # prompt tokens that a detokenizer decodes, to know what precedes the answer
 
 
@@ -221,6 +222,19 @@ class ChatTokenizer:
             extra=extra or {},
             tools=tools,
         )
+
+    def generation_prompt_len(self, text: str, extra: Mapping[str, Any] | None = None) -> int:
+        """Of a text of `render`, the tokens that the template adds for the answer to begin with.
+
+        As one message shows that is rendered with and without them; 0 if `text` ends otherwise.
+        """
+        try:
+            plain = self.render(ONE_MESSAGE, add_generation_prompt=False, extra=extra)
+            begun = self.render(ONE_MESSAGE, extra=extra)
+        except RequestError:  # the template wants other messages
+            return 0
+        added = begun.removeprefix(plain) if begun.startswith(plain) else ""
+        return len(self.encode_prompt(added)) if added and text.endswith(added) else 0
 
 
 def _read(path: Path, kind: type[T]) -> T:

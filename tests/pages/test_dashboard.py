@@ -11,9 +11,12 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
+from msgspec.structs import replace
 from playwright.sync_api import Page, expect
 
 from runtime.messages import Progress
+from runtime.snapshot import PageMap, SequenceState, Snapshot
+from runtime.stats import Stats
 from tests.support.pages.tab import Tab
 from tests.support.server.fake_engine import fake_server, ready
 from tests.support.server.server_process import Server, free_port, start_server, stop_server
@@ -102,6 +105,45 @@ def test_the_map_of_pages_counts_every_page(server: Server, open_tab: Callable[.
     numbers = [int(count.replace(",", "")) for count in counts]
     assert sum(numbers) == total
     assert numbers[2] > 0 and numbers[3] > 0  # the common prefix, and what follows it
+
+
+def two_groups() -> Snapshot:
+    """Of a model with windows: 300 pages with content of one group, 24 of the other, 700 free."""
+    running = SequenceState(7, "decode", 4000, 0, 4100, 4101, 324, 0, [])
+    return Snapshot(
+        1.0, Stats(running=1, pages_used=300, pages_total=1024), [running], [],
+        PageMap(1, [3, 280, 1, 44, 0, 700], 700, 44, 0, 280), [], (), None, [], 0.0,
+        [PageMap(1, [3, 260, 1, 40], 0, 40, 0, 260), PageMap(1, [3, 20, 1, 4], 0, 4, 0, 20)],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{}, PHONE, {"color_scheme": "dark"}])
+def test_each_group_of_layers_has_a_map_of_its_pages(
+    tmp_path: Path, open_tab: Callable[..., Tab], options: dict[str, Any]
+):
+    with fake_server(tmp_path) as fake:
+        fake.engine.ready = replace(ready(), group_windows=(0, 1024), num_pages=1024)
+        fake.engine.snapshot = two_groups()
+        page = opened(open_tab, fake.url, **options)
+        live(page)
+        expect(page.locator("#pages h3")).to_have_text(
+            [
+                "Layers with full attention: 260 in use, 40 cached",
+                "Layers with a window of 1,024: 20 in use, 4 cached",
+            ]
+        )
+        expect(page.locator("#pages canvas")).to_have_count(2)
+        label = page.locator("#pages canvas").last.get_attribute("aria-label")
+        assert label is not None and label.endswith(": 4 cached, 0 shared, 20 of one sequence")
+        expect(page.locator("#pages-lead")).to_contain_text("700 are free")
+        across, inner = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert across <= inner
+        # A square is as large in one map as in the other.
+        heights = page.locator("#pages canvas").evaluate_all(
+            "(all) => all.map((one) => one.clientHeight)"
+        )
+        assert heights[0] > heights[1] > 0
+        page.close()
 
 
 def test_a_request_that_is_chosen_has_its_phases_in_words(

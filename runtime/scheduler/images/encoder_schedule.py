@@ -54,17 +54,28 @@ class EncoderSchedule:
 
     def tokens_left(self, sequences: Iterable[Sequence]) -> int:
         """What their images that are not encoded yet will take, in prompt tokens."""
+        num_stages = self._features.num_stages
+        return sum(
+            math.ceil(self.cost(one.num_tokens, self._stage_of(one), num_stages))
+            for one in self._missing(sequences)
+        )
+
+    def work_left(self, sequences: Iterable[Sequence]) -> tuple[int, float]:
+        """-> the stages that these images still need, and the operations in them, in 10^9."""
+        num_stages, stages, operations = self._features.num_stages, 0, 0.0
+        for image in self._missing(sequences):
+            first = self._stage_of(image)
+            stages += num_stages - first
+            operations += self.operations(image.num_tokens, first, num_stages)
+        return stages, operations
+
+    def _missing(self, sequences: Iterable[Sequence]) -> list[PromptImage]:
+        """The images that have to be encoded for these sequences, each once."""
         missing: dict[bytes, PromptImage] = {}
         for sequence in sequences:
             if sequence.request.images:
                 missing |= {one.digest: one for one in unread_images(sequence)}
-        num_stages = self._features.num_stages
-        costs = [
-            math.ceil(self.cost(one.num_tokens, self._stage_of(one), num_stages))
-            for one in missing.values()
-            if one.digest not in self._features
-        ]
-        return sum(costs)
+        return [one for one in missing.values() if one.digest not in self._features]
 
     def first_cost(self, sequence: Sequence, limits: EncoderLimits) -> int:
         """The least that the next token of a sequence costs in the encoder, in prompt tokens."""

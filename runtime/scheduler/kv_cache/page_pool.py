@@ -107,6 +107,11 @@ class PagePool:
         return self.num_free - self.num_reserved
 
     @property
+    def groups(self) -> Sequence[int]:
+        """Of each page, the group that it was last allocated for."""
+        return self._group_of
+
+    @property
     def cached_pages(self) -> Collection[int]:
         """The pages that find() may find, free ones included."""
         return self._hash_of.keys()

@@ -78,7 +78,12 @@ class StateSnapshots:
         return first, self._position(sequence, first, first) if first else 0
 
     def _position(self, sequence: Sequence, start: int, snapshot_at: int) -> int:
-        last = (len(sequence.tokens) - 1) // self._unit * self._unit
+        end = len(sequence.tokens) - 1
+        if end < sequence.prompt_len:
+            # Where the answer begins, the next prompt of a conversation may differ: chat templates
+            # that leave reasoning out of the history open it there.
+            end = min(end, sequence.prompt_len - sequence.request.generation_prompt_len)
+        last = end // self._unit * self._unit
         regular = (start // self._every + 1) * self._every
         if regular <= last:
             return regular

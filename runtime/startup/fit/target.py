@@ -13,6 +13,7 @@ from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelConfig, ModelError
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
+from model_zoo.parallel.sharded_checkpoint import check_division
 from model_zoo.parallel.sharded_config import sharded_config
 from runtime.config import (
     ConfigError,
@@ -167,12 +168,15 @@ def _layers(query: FitQuery, dtype: DTypeName, config: ModelConfig) -> Checkpoin
     """As layers_of; of a download that is not complete, by config.json alone."""
     packs = packs_for(query, dtype)
     try:
-        return layers_of(query.config, packs=packs, config=config)
+        layers = layers_of(query.config, packs=packs, config=config)
     except ModelError:
         if not query.downloaded:
             raise
         without = replace(query.config, load_format="dummy")
-        return layers_of(without, packs=packs, config=config)
+        layers = layers_of(without, packs=packs, config=config)
+    if layers.checkpoint is None and config.whole is not None:
+        check_division(layers, config)
+    return layers
 
 
 def rank_config(requested: EngineConfig, whole: ModelConfig) -> ModelConfig:

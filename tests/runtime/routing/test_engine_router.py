@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.messages import (
     EngineLoad,
@@ -108,6 +109,43 @@ def test_answers_count_by_their_length_as_the_engines_know_it():
         router.engines[0].report(first)
         router.engines[1].report(second)
         assert router.choose(request([1, 2, 3]), [0, 1]) == expected
+
+
+def with_image(tokens: int, digest: bytes = b"1") -> EngineRequest:
+    """A prompt of an image of so many tokens and ten others."""
+    image = PromptImage(0, tokens, 32 * tokens, 32, b"", digest)
+    return EngineRequest(1, 0, [5] * (tokens + 10), SamplingParams(max_tokens=9), images=(image,))
+
+
+def test_an_image_that_waits_for_the_encoder_counts_as_long_as_it_takes_there():
+    """A text of twice as many tokens as an image has takes less time than the image and its tokens:
+    the next request goes where the text is."""
+    times = structs.replace(TIMES, encoder_stage=1e-4, encoder_operation=2e-5)
+    costs = ((1.5, 1e-5),) * 24  # of a token 36 * 10^9 operations in all, 0.7 ms
+    router = router_of(2)
+    for engine in router.engines:
+        engine.start(structs.replace(ready(), encoder_costs=costs))
+        engine.report(EngineLoad(times=times, answer_tokens=50.0))
+    assert router.choose(with_image(100), [0, 1]) == 0
+    assert router.choose(request(range(210)), [0, 1]) == 1
+    assert router.choose(request(range(500, 600)), [0, 1]) == 1
+    # The report that counts the image says the same; once it is encoded, the choice is another.
+    stages, operations = 24, 24 * (150 + 0.1)
+    work = Work(prompt_tokens=110, rows=1, encoder_stages=stages, encoder_operations=operations)
+    router.engines[0].report(EngineLoad(work, 1, times, 50.0))
+    assert router.engines[0].work() == work
+    assert router.choose(request(range(700, 800)), [0, 1]) == 1
+    encoded = structs.replace(work, encoder_stages=0, encoder_operations=0.0)
+    router.engines[0].report(EngineLoad(encoded, 1, times, 50.0))
+    assert router.choose(request(range(900, 1000)), [0, 1]) == 0
+
+
+def test_an_image_within_a_cached_prefix_is_not_encoded():
+    asked, costs = with_image(100), ((2.0, 0.01),) * 3
+    work = work_of(asked, 0, costs)
+    assert (work.encoder_stages, work.encoder_operations) == (3, 3 * (200 + 100))
+    assert work_of(asked, 96, costs).encoder_stages == 3
+    assert work_of(asked, 100, costs).encoder_stages == 0
 
 
 def test_what_a_report_does_not_count_yet_is_added_to_it():

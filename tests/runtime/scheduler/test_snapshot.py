@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from runtime.scheduler.kv_cache.page_pool import PagePool
-from runtime.scheduler.snapshot import page_map, running_states, step_samples, waiting_states
+from runtime.scheduler.snapshot import page_maps, running_states, step_samples, waiting_states
 from runtime.scheduler.step_time import RECENT_STEPS, StepLoad, StepTimes
 from runtime.snapshot import CACHED, FIRST_OWNER, FREE, SHARED, PageMap
 from tests.support.engine.bench import Bench, request
@@ -31,23 +31,46 @@ def test_known_pages_give_the_known_map():
     gone = pool.allocate(1)  # 5
     pool.cache_page(5, b"c" * 16)
     pool.release(gone)
-    found = page_map(pool, [first, second])
+    found, groups = page_maps(pool, [first, second])
+    assert groups == [], "there is one"
     assert kinds_of(found) == [SHARED, FIRST, FIRST, SECOND, SECOND, CACHED, FREE, FREE]
     assert (found.free, found.cached, found.shared, found.owned) == (2, 1, 1, 4)
     assert found.runs == [SHARED, 1, FIRST, 2, SECOND, 2, CACHED, 1, FREE, 2]
 
 
+def test_each_group_of_layers_has_a_map_of_its_pages_with_content():
+    pool = PagePool(10, num_groups=3)
+    first = [*pool.allocate(2), *pool.allocate(1, 1)]  # 0 1, 2
+    second = [*pool.allocate(1), *pool.allocate(2, 1)]  # 3, 4 5
+    gone = pool.allocate(2, 1)  # 6 7
+    pool.cache_page(gone[0], b"c" * 16, 1)
+    pool.release(gone)
+    found, groups = page_maps(pool, [first, second])
+    expected = [FIRST, FIRST, FIRST, SECOND, SECOND, SECOND, CACHED, FREE, FREE, FREE]
+    assert kinds_of(found) == expected
+    assert [kinds_of(group) for group in groups] == [
+        [FIRST, FIRST, SECOND],
+        [FIRST, SECOND, SECOND, CACHED],
+        [],
+    ]
+    assert [(one.owned, one.cached, one.free) for one in groups] == [(3, 0, 0), (3, 1, 0), (0,) * 3]
+    # Cells of two pages, which end with their group.
+    found, groups = page_maps(pool, [first, second], max_cells=5)
+    assert {one.pages_per_cell for one in (found, *groups)} == {2}
+    assert [len(kinds_of(one)) for one in groups] == [2, 2, 0]
+
+
 def test_a_cell_of_several_pages_is_of_the_kind_of_most_of_them():
     pool = PagePool(10)
     first, second = pool.allocate(5), pool.allocate(2)
-    found = page_map(pool, [first, second], max_cells=4)
+    found, _ = page_maps(pool, [first, second], max_cells=4)
     # Pages 0 to 2 are of the first, 3 and 4 too and 5 is not, 6 is of the second, 9 is alone.
     assert (found.pages_per_cell, kinds_of(found)) == (3, [FIRST, FIRST, FREE, FREE])
     assert (found.free, found.owned) == (3, 7)
 
 
 def test_a_pool_that_no_sequence_uses_is_free():
-    found = page_map(PagePool(5), [])
+    found, _ = page_maps(PagePool(5), [])
     assert (found.runs, found.free) == ([FREE, 5], 5)
 
 
@@ -60,7 +83,7 @@ def test_the_map_agrees_with_the_pool_while_requests_run():
         bench.step()
         requests = bench.engine.requests
         sequences, states = running_states(requests)
-        found = page_map(requests.pool, [one.pages.held() for one in sequences])
+        found, _ = page_maps(requests.pool, [one.pages.held() for one in sequences])
         assert found.shared + found.owned == requests.pool.num_used
         assert len(kinds_of(found)) == requests.pool.num_pages
         for place, state in enumerate(states):

@@ -152,6 +152,14 @@ def test_the_plan_counts_the_image_encoder_and_its_features(tmp_path: Path) -> N
     )
     assert with_images.state > without.state
     assert with_images.activations > smaller.activations >= without.activations
+    # Where a step takes more than the encoder, also what it gathers of images.
+    full = replace(STEPS, tokens=32_768, image_pixels=1 << 20)
+    of_images, of_text = (
+        estimate(config, torch.bfloat16, full, free=80 << 30, share=0.9)
+        for config in (seeing, text)
+    )
+    gathered = 32_768 * (4 * 4096 * torch.bfloat16.itemsize + 4 * 8)
+    assert of_images.activations - of_text.activations == gathered
 
 
 def test_all_processes_of_a_cpu_have_weights_of_their_own(

@@ -13,12 +13,15 @@ from msgspec.structs import replace
 
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig
 from runtime.memory_plan import MemoryPlan
-from runtime.scheduler.batch import Batch, Masks
+from runtime.messages import PromptImage
+from runtime.scheduler.batch import Batch, ImageStages, Masks, make_batch
 from runtime.startup import loading, memory_profile
 from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
+from runtime.startup.memory_profile import MemoryProfiler
 from runtime.startup.timeline import Timeline
-from runtime.startup.warm_up import all_batch_kinds, largest
+from runtime.startup.warm_up import GREEDY, all_batch_kinds, largest, new_row
 from tests.support.models.tiny_checkpoints import write_checkpoint
+from tests.support.models.tiny_vision import SIDE, write_vision_checkpoint
 
 MIB = 2**20
 
@@ -96,6 +99,40 @@ def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory)
     made.executor.forward(batch)
     assert made.executor.sample(batch).wait().tokens[0] >= 0
     assert made.kv.k[:, -1].any() and not made.kv.k[:, :-1].any()
+
+
+def test_what_a_step_gathers_whose_tokens_are_all_of_images_is_set_aside(
+    tmp_path: Path, memory: Memory
+) -> None:
+    write_vision_checkpoint("qwen3-vl", tmp_path)
+    engine_spec, free = spec_for(tmp_path, max_image_pixels=(4 * SIDE) ** 2), 64 * MIB
+    model = engine_spec.begin_loading(free).model
+    profiler = MemoryProfiler(MemoryPlan(free=free, share=0.5), engine_spec, model)
+    held = profiler._encode_largest()
+    row_images = profiler.executor._images
+    assert held is not None and row_images is not None
+    pixels, rows = bytes(3 * (4 * SIDE) ** 2), range(4)
+    images = [PromptImage(0, 16, 4 * SIDE, 4 * SIDE, pixels, bytes([row] * 32)) for row in rows]
+    batch = make_batch(
+        slots=[*rows],
+        starts=[0] * 4,
+        q_lens=[16] * 4,  # max_batched_tokens in all
+        tokens=[0] * 64,
+        num_new_pages=[1] * 4,
+        new_pages=[0] * 4,
+        sample=[True] * 4,
+        decode_rows=0,
+        new_rows=[replace(new_row(row, GREEDY, 16), images=(images[row],)) for row in rows],
+    )
+    stages = [
+        ImageStages(one.digest, 0, engine_spec.config.vision.depth + 1, one)  # type: ignore[union-attr]
+        for one in images
+    ]
+    with torch.inference_mode():
+        gathered = row_images.prepare(replace(batch, image_stages=stages), batch.num_tokens)
+    assert gathered is not None
+    tensors = gathered.features, gathered.index, gathered.positions
+    assert sum(tensor.nbytes for tensor in tensors) == held[-1].nbytes > 64 * 32
 
 
 def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory: Memory) -> None:

@@ -13,6 +13,7 @@ import httpx2 as httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from runtime.messages import Progress
 from server.generation.answer_text import StopStrings
@@ -24,6 +25,8 @@ from tests.support.server.fake_engine import CONTEXT, GREETING, FakeServer, read
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}]}
+
+CONTINUED = [{"role": "assistant", "content": "Well"}]
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -320,6 +323,15 @@ def test_a_loading_model_is_503_and_says_what_is_being_done(fake: FakeServer):
     assert int(answer.headers["retry-after"]) > 0
     fake.engine.ready = ready()
     post(fake)
+
+
+def test_an_engine_with_snapshots_hears_where_the_answer_begins(fake: FakeServer):
+    fake.engine.ready = replace(ready(), num_snapshots=4)
+    post(fake)
+    post(fake, messages=[*HELLO["messages"], *CONTINUED], continue_final_message=True)
+    fake.engine.ready = ready()
+    post(fake)
+    assert [one.generation_prompt_len for one in fake.engine.requests[-3:]] == [1, 0, 0]
 
 
 def test_a_dead_engine_is_503(fake: FakeServer):

@@ -35,6 +35,7 @@ class HeldEngine(FakeEngine):
         priority: int = 0,
         salt: bytes = b"",
         images: tuple[PromptImage, ...] = (),
+        generation_prompt_len: int = 0,
     ) -> Mailbox:
         request = EngineRequest(len(self.requests) + 1, 0, tokens, params, priority, salt, 1.0)
         self.requests.append(request)

@@ -70,6 +70,46 @@ def test_a_template_has_the_functions_that_transformers_gives_it(tmp_path: Path)
     assert text == '{"role": "user", "content": "<\u00e9>"}<|end|>4'
 
 
+REASONING = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>"
+    "{% if enable_thinking is false %}</think>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "begins"),
+    [(True, "<|assistant|><think>"), (False, "<|assistant|><think></think>")],
+)
+def test_what_a_template_adds_for_the_answer_is_counted(
+    tmp_path: Path, thinking: bool, begins: str
+):
+    tokenizer, options = with_template(tmp_path, REASONING), {"enable_thinking": thinking}
+    said = [*HELLO, {"role": "assistant", "content": "Hi"}, *HELLO]
+    text = tokenizer.render(said, extra=options)
+    count = tokenizer.generation_prompt_len(text, options)
+    prompt = tokenizer.encode_prompt(text)
+    assert tokenizer.decode(prompt[-count:], skip_special=False) == begins
+    # What comes before is what the next prompt has, too.
+    said += [{"role": "assistant", "content": "Good"}, *HELLO]
+    following = tokenizer.encode_prompt(tokenizer.render(said, extra=options))
+    assert following[: len(prompt) - count] == prompt[:-count]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for m in messages %}{{ m.content }}{% endfor %}",
+        "{% if add_generation_prompt %}now: {% endif %}{{ messages[0].content }}",
+        "{{ raise_exception('it wants more') if messages | length < 2 }}{{ messages[0].content }}",
+    ],
+)
+def test_without_tokens_that_begin_the_answer_none_are_counted(tmp_path: Path, source: str):
+    tokenizer = with_template(tmp_path, source)
+    text = tokenizer.render([*HELLO, *HELLO])
+    assert tokenizer.generation_prompt_len(text) == 0
+
+
 def test_a_template_file_wins_over_the_configured_template(tmp_path: Path):
     write_tokenizer(tmp_path)
     (tmp_path / "chat_template.jinja").write_text("from a file")

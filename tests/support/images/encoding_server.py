@@ -100,9 +100,16 @@ class CheckedDevice(SimulatedDevice):
 class EncodingServer:
     """An engine on a checked device, whose every step is within its limit."""
 
-    def __init__(self, *, target_ms: float = 0.0, cache_bytes: int = 512 << 20, **changes: Any):
+    def __init__(
+        self,
+        *,
+        target_ms: float = 0.0,
+        cache_bytes: int = 512 << 20,
+        device: type[CheckedDevice] = CheckedDevice,
+        **changes: Any,
+    ):
         self.clock = SimulatedClock()
-        self.device = CheckedDevice(self.clock, cache_bytes)
+        self.device = device(self.clock, cache_bytes)
         config = structs.replace(
             H200_VL.config(20_000, target_ms),
             image_cache_bytes=cache_bytes, **{"num_pages": 2000, **changes},

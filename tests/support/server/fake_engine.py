@@ -182,9 +182,12 @@ class FakeEngine:
         priority: int = 0,
         salt: bytes = b"",
         images: tuple[PromptImage, ...] = (),
+        generation_prompt_len: int = 0,
     ) -> Mailbox:
         id, now = len(self.requests) + 1, time.monotonic()
-        request = EngineRequest(id, 0, tokens, params, priority, salt, now, images)
+        request = EngineRequest(
+            id, 0, tokens, params, priority, salt, now, images, generation_prompt_len
+        )
         self.requests.append(request)
         mailbox = Mailbox(request)
         self._open[request.id] = asyncio.ensure_future(self._answer(mailbox, self._open))

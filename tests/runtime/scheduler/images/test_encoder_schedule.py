@@ -9,10 +9,13 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given
 
-from benchmarks.schedule.device_model import ENCODER
+from benchmarks.schedule.device_model import ENCODER, H200_VL
+from runtime.engine.load_report import LoadReport
 from runtime.messages import PromptImage
+from runtime.scheduler.batch import Batch
+from runtime.scheduler.step_time import StepLoad
 from tests.support.examples import examples
-from tests.support.images.encoding_server import STAGES, EncodingServer, prompt
+from tests.support.images.encoding_server import STAGES, CheckedDevice, EncodingServer, prompt
 
 SIDES = (2, 8, 16, 32, 64)  # tokens of an image's sides
 
@@ -120,6 +123,62 @@ def test_beside_rows_that_decode_an_image_takes_several_steps_and_as_many_as_one
     ends = [one.end for one in cuts]
     assert [one.first for one in cuts] == [0, *ends[:-1]] and ends[-1] == STAGES
     assert all(batch.decode_rows == 32 for batch in server.device.batches[:-1])
+
+
+def test_the_load_that_an_engine_reports_has_what_its_encoder_has_left_once_for_an_image() -> None:
+    server = EncodingServer()
+    server.learn()
+    report = LoadReport(server.engine, lambda *sent: None, 1)
+
+    def left() -> tuple[float, float]:
+        work = report._work()
+        return work.encoder_stages, work.encoder_operations
+
+    for id in range(32):
+        server.add(id, [1] * 128, max_tokens=2000)
+    server.step(40)
+    assert left() == (0, 0)
+    for id in (100, 101):
+        server.add(id, *prompt(10, (32, 1), 14))
+    waiting, found = left(), []
+    while 101 not in server.first:
+        server.step()
+        found.append(left())
+    whole = STAGES, server.engine.scheduler.encoder.operations(1024, 0, STAGES)
+    # That two prompts share the image is known once they are admitted.
+    assert waiting[0] > whole[0] and waiting[1] > whole[1]
+    assert 0 < found[0][0] < whole[0] and 0 < found[0][1] < whole[1]
+    assert found == sorted(found, reverse=True) and found[-1] == (0, 0)
+
+
+class SlowLaunches(CheckedDevice):
+    """The host takes LAUNCH seconds to queue a step with the encoder, beside the device's work."""
+
+    LAUNCH = 0.03
+
+    def forward(self, batch: Batch) -> None:
+        super().forward(batch)
+        if batch.image_stages:
+            self._clock.now += self.LAUNCH
+            self._free_at = max(self._free_at, self._clock.now)
+        self.spent = [*getattr(self, "spent", []), self._free_at - self._began]
+
+
+def test_a_step_does_not_count_what_the_host_takes_to_queue_the_next_one() -> None:
+    server = EncodingServer(device=SlowLaunches)
+    for id in range(32):
+        server.add(id, [1] * 128, max_tokens=2000)
+    server.step(60)
+    for id in range(100, 112):
+        server.add(id, *prompt(10, (16, id), 14), max_tokens=1)
+        server.step(12)
+    assert isinstance(server.device, SlowLaunches)
+    *spent, _ = server.device.spent  # the last is in flight
+    times = server.engine.scheduler.times
+    recorded = [seconds for _, seconds in times.recent]
+    assert recorded == pytest.approx(spent[-len(recorded) :])
+    decoding = StepLoad(32, 0, 32 * 200, 0.0)
+    assert times.seconds(decoding) == pytest.approx(H200_VL.step_ms(decoding) / 1000, rel=0.3)
 
 
 def test_before_its_time_is_known_the_encoder_runs_one_stage_a_step() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from runtime.messages import EngineRequest
+from runtime.scheduler.sequence import Sequence
 from tests.support.engine.bench import Bench, request
 
 PAGE = 4
@@ -86,6 +88,31 @@ def test_the_next_turn_goes_on_where_the_answer_ended(overlap: bool, length: int
     run(found, turn)
     said = turn.tokens + found.plain(turn)
     assert run(found, request(2, [*said, 5, 6, 7])) == [len(said) - 1]
+
+
+@pytest.mark.parametrize("border", [15, 16, 17, 20])
+def test_a_turn_whose_template_changes_how_the_answer_began_goes_on_from_before(border: int):
+    """As reasoning that is left out of the history: neither the answer's end is found, nor a
+    snapshot among the tokens that began it."""
+    found = bench()
+    began, kept = prompt(21), prompt(border)
+    turn = structs.replace(request(1, began), generation_prompt_len=len(began) - border)
+    run(found, turn)
+    assert run(found, request(2, [*kept, *[1] * 20])) == [border // 8 * 8]
+
+
+def test_a_preempted_sequence_has_snapshots_behind_where_its_answer_began():
+    found = bench()
+    sequence = Sequence(
+        structs.replace(request(1, prompt(21)), generation_prompt_len=6),
+        seed=0, arrival_index=0, max_model_len=64,
+    )  # fmt: skip
+    snapshots = found.engine.requests.snapshots
+    assert snapshots.next_positions(sequence) == (8, 0)
+    sequence.tokens += prompt(15)
+    assert snapshots.next_positions(sequence) == (8, 16)
+    sequence.num_computed_tokens = 16
+    assert snapshots.next_positions(sequence) == (24, 32)
 
 
 def test_two_next_turns_at_once_do_not_write_to_one_page():

@@ -204,3 +204,26 @@ def test_a_killed_choice_ends_the_engine_with_a_sentence_and_code_1(
         with_chosen_ranks(EngineConfig(model="m", tensor_parallel=AUTO), has_driver=True)
     assert ended.value.code == 1
     assert "ended with signal SIGKILL: the system may have run out" in capsys.readouterr().err
+
+
+GROUPS_OF_128 = {
+    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True},
+}
+
+
+@pytest.mark.parametrize("method", GROUPS_OF_128)
+def test_config_json_alone_says_that_ranks_would_cut_groups(tmp_path: Path, method: str) -> None:
+    """2,560 gates are 640, five groups of 128, for each of 4 ranks, and 320 for each of 8."""
+    config = Qwen3Config(
+        vocab_size=32_000, hidden_size=2048, intermediate_size=2560, num_hidden_layers=2,
+        num_attention_heads=16, num_key_value_heads=8, head_dim=128, dtype="bfloat16",
+        eos_token_id=1, quantization_config=GROUPS_OF_128[method],
+    )  # fmt: skip
+    config.save_pretrained(tmp_path)
+    assert "tokens" in plan(tmp_path, 24, 4)
+    layer = {"fp8": "gate_proj", "gptq": "down_proj"}[method]  # groups are of inputs alone in gptq
+    with pytest.raises(ModelError, match=r"--tensor-parallel 8: .* within a group") as error:
+        plan(tmp_path, 24, 8)
+    assert f"model.layers.0.mlp.{layer} would begin at 320 of its 2560" in str(error.value)
+    assert "use fewer ranks, or a repository of this qwen3 model" in str(error.value)
