@@ -18,6 +18,7 @@ from tests.support.quantization.gpt_oss_model import write_gpt_oss
 from tests.support.quantization.quantized_models import write_quantized
 
 STEPS = 64
+FEW_STEPS = 40  # past the windows, and several pages
 PROMPT_LENS = (1, 5, 16, 33, 47)
 
 
@@ -76,8 +77,8 @@ def expected(written: tuple[Path, Any], prompts: list[list[int]]) -> list[list[i
     return answers
 
 
-def answer(engine: Engine, prompts: list[list[int]]) -> list[list[int]]:
-    params = SamplingParams(max_tokens=STEPS, temperature=0)
+def answer(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    params = SamplingParams(max_tokens=steps, temperature=0)
     answers: list[list[int]] = [[] for _ in prompts]
     for id, prompt in enumerate(prompts):
         engine.add(EngineRequest(id, 0, prompt, params))
@@ -91,10 +92,11 @@ def test_chunks_of_prompts_among_decoding_rows_change_no_token(
     checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
     engine = loaded_engine(checkpoint, device, kv_tokens=1024, max_batched_tokens=7)
-    assert answer(engine, prompts) == expected
+    begun = [tokens[:FEW_STEPS] for tokens in expected]
+    assert answer(engine, prompts, FEW_STEPS) == begun
     # A second time, the prompts and answers are found in the prefix cache, but not in models whose
     # recurrent states are not cached.
-    assert answer(engine, prompts) == expected
+    assert answer(engine, prompts, FEW_STEPS) == begun
     has_states = checkpoint.name in HYBRID_KINDS
     assert (engine.stats().cached_tokens > 0) == (not has_states)
 
@@ -105,5 +107,5 @@ def test_preempted_sequences_go_on_with_the_same_tokens(
     # One window of 32 positions in all layers takes few pages.
     kv_tokens = 112 if "mistral-window" in checkpoint.name else 208
     engine = loaded_engine(checkpoint, device, kv_tokens=kv_tokens, max_batched_tokens=16)
-    assert answer(engine, prompts) == expected
+    assert answer(engine, prompts, STEPS) == expected
     assert engine.stats().preemptions > 0
