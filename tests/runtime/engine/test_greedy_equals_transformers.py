@@ -25,9 +25,13 @@ PROMPT_LENS = (1, 5, 16, 33, 47)
 # One of each kind of codes; in float32, their weights are dequantized when they are loaded.
 QUANTIZED = ("awq", "gptq-act-order", "int8-g128", "fp8-block", "nvfp4")
 GPT_OSS = "gpt-oss-mxfp4"
+ALL = [*KINDS, *QUANTIZED, GPT_OSS]
+# One of each way to keep keys, values and states; quantized weights make no difference to those.
+PREEMPTED = {"qwen3", "qwen3-one-kv-head", "gpt2", "mistral-window", "qwen2-windows", "qwen3-moe"}
+PREEMPTED |= {"gpt-oss", "gemma2", "gemma3", "qwen3.5", "qwen3.5-text", "qwen3-next", GPT_OSS}
 
 
-@pytest.fixture(scope="module", params=[*KINDS, *QUANTIZED, GPT_OSS])
+@pytest.fixture(scope="module", params=ALL)
 def written(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Any]:
@@ -101,6 +105,11 @@ def test_chunks_of_prompts_among_decoding_rows_change_no_token(
     assert (engine.stats().cached_tokens > 0) == (not has_states)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [pytest.param(kind, marks=() if kind in PREEMPTED else pytest.mark.slow) for kind in ALL],
+    indirect=True,
+)
 def test_preempted_sequences_go_on_with_the_same_tokens(
     checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
 ) -> None:
