@@ -87,3 +87,46 @@ def test_functions_that_call_each_other_are_interpreted_in_every_launch():
         sums_kernel[(3,)](x, y)
         once = x.cumsum(0) + x.sum()
         assert torch.equal(y, once.cumsum(0) + once.sum())
+
+
+@triton.jit
+def shapes_kernel(x_ptr, y_ptr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    rows, columns = tl.arange(0, ROWS)[:, None], tl.arange(0, COLUMNS)[None, :]
+    x = tl.load(x_ptr + rows * COLUMNS + columns)
+    tl.static_assert(x.shape[0] == ROWS and x.shape[1] == COLUMNS and x.numel == ROWS * COLUMNS)
+    tl.static_assert(rows.shape[1] == 1 and x.T.shape[0] == COLUMNS and len(tl.sum(x).shape) == 0)
+    y = (x * 2147483647 + rows).to(tl.float32) + columns + tl.sum(x)
+    tl.store(y_ptr + rows * COLUMNS + columns, y)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 8), (8, 4), (8, 8), (1, 2)])
+def test_rows_columns_and_numbers_go_together_and_integers_wrap(rows: int, columns: int):
+    x = torch.randint(-9, 9, (rows, columns), dtype=torch.int32)
+    y = torch.zeros(rows, columns)
+    kernel: Any = shapes_kernel
+    kernel[(1,)](x, y, rows, columns)
+    wrapped = (x * 2147483647 + torch.arange(rows, dtype=torch.int32)[:, None]).float()
+    assert torch.equal(y, wrapped + torch.arange(columns) + x.sum())
+
+
+@triton.jit
+def arange_kernel(y_ptr, COUNT: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, 8), tl.zeros((COUNT,), tl.float32))
+
+
+@pytest.mark.parametrize("count", [3, 8.0, 4])
+def test_shapes_that_triton_refuses_are_refused_each_time(count: float):
+    """No power of two, no integer, and none that fits the pointers."""
+    kernel: Any = arange_kernel
+    kernel[(1,)](torch.zeros(8), 8)
+    for _ in range(2):
+        with pytest.raises(Exception, match=r"power of 2|must have type|ncompatible"):
+            kernel[(1,)](torch.zeros(8), count)
+
+
+def test_types_are_equal_by_what_they_are():
+    assert tl.block_type(tl.int32, [8, 4]) == tl.block_type(tl.int32, [8, 4])
+    assert tl.block_type(tl.int32, [8, 4]) != tl.block_type(tl.int32, [4, 8])
+    assert tl.block_type(tl.int32, [8]) != tl.block_type(tl.uint32, [8])
+    assert tl.int32 == tl.dtype("int32") != tl.int64 and tl.int32 != 32
+    assert str(tl.block_type(tl.int32, [8])).endswith("int32>")

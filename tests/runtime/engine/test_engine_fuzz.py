@@ -23,7 +23,7 @@ MISTAKES = [
     *kv_cache.MISTAKES, *states.MISTAKES, *requests.MISTAKES, *decode_rows.MISTAKES,
     *results.MISTAKES,
 ]  # fmt: skip
-# What takes longest to find: hundreds of workloads.
+# What takes longest to find: hundreds of workloads, or large ones.
 SLOW = {
     requests.held_for_ever,
     requests.late_mask_not_waited_for,
@@ -34,6 +34,16 @@ SLOW = {
     decode_rows.refused_of_a_row_that_started_over,
     states.snapshot_a_token_short,
     states.dropped_snapshot_lost,
+    decode_rows.drafts_without_a_mask,
+    decode_rows.one_page_a_step,
+    kv_cache.page_named_before_its_last_token_is_computed,
+    kv_cache.pages_of_another_group_hit,
+    kv_cache.windows_begin_a_position_late,
+    requests.back_at_once_after_making_way,
+    states.snapshot_a_token_late,
+    states.snapshot_never_loaded,
+    states.snapshot_of_a_later_state,
+    states.spare_state_of_another,
 }
 
 

@@ -21,6 +21,7 @@ from server.cli.commands.plan import card_bytes
 from server.cli.main import UsageError, main
 from server.cli.model_source import built_in_directory
 from tests.support.cli.pseudo_terminal import pseudo_terminal
+from tests.support.cli.reports import wavefill_here
 
 COMMAND = Path(sys.executable).parent / "wavefill"
 GIB = 2**30
@@ -35,6 +36,11 @@ def shape(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return wavefill_here("plan", *words, **environment)
+
+
+def plan_in_processes(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """As users run it: slower than plan(), with whatever that leaves out."""
     return subprocess.run(
         [COMMAND, "plan", *words],
         capture_output=True,
@@ -45,7 +51,7 @@ def plan(*words: str | Path, **environment: str) -> subprocess.CompletedProcess[
 
 
 def test_a_card_that_is_not_there_is_planned_for_by_config_json_alone(shape: Path) -> None:
-    done = plan(shape, "--card", "80GiB", "--max-model-len", "32k")
+    done = plan_in_processes(shape, "--card", "80GiB", "--max-model-len", "32k")
     assert done.returncode == 0, done.stderr
     assert "8.19 billion parameters" in done.stdout
     assert re.search(r"weights +15\.26 GiB +bfloat16; 30\.51 GiB in float32; exact", done.stdout)
@@ -128,7 +134,7 @@ def test_changes_are_named_only_where_they_hold_more_and_go_with_the_other_limit
 
 
 def test_what_does_not_fit_ends_with_code_2_and_numbers_to_change(shape: Path) -> None:
-    done = plan(shape, "--card", "20", WAVEFILL_MAX_MODEL_LEN="40960")
+    done = plan_in_processes(shape, "--card", "20", WAVEFILL_MAX_MODEL_LEN="40960")
     assert done.returncode == 2
     assert "weights" in done.stdout and "KV holds" not in done.stdout
     [line] = done.stderr.splitlines()
@@ -151,7 +157,9 @@ def test_more_sequences_than_a_plan_of_attention_holds_are_refused_unless_nothin
 
 
 def test_without_a_card_it_is_this_machine_that_is_planned_for() -> None:
-    done = plan("tiny-chat", "--device", "cpu", "--kv-tokens", "4096", "--dtype", "bfloat16")
+    done = plan_in_processes(
+        "tiny-chat", "--device", "cpu", "--kv-tokens", "4096", "--dtype", "bfloat16"
+    )
     assert done.returncode == 0, done.stderr
     assert "this CPU" in done.stdout and "KV holds 4,096 tokens" in done.stdout
     assert "estimated" not in done.stdout
@@ -238,7 +246,7 @@ def test_a_download_that_is_not_complete_is_planned_for_by_config_json(tmp_path:
     (snapshot.parent.parent / "refs" / "main").write_text("abc")
     shutil.copy(built_in_directory() / "config.json", snapshot)
     (snapshot / "model-1.safetensors").write_bytes(b"cut")
-    done = plan("org/model", "--card", "8", HF_HOME=str(tmp_path))
+    done = plan_in_processes("org/model", "--card", "8", HF_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr
     assert re.search(r"checkpoint +incomplete +.*download the file again", done.stdout)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from server.cli.model_source import built_in_directory
+from tests.support.cli.reports import wavefill_here
 from tests.support.server.server_process import free_port
 
 COMMAND = Path(sys.executable).parent / "wavefill"
@@ -37,7 +38,11 @@ def test_a_command_ends_with_code_2_and_the_nearest_model_type(
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for path in built_in_directory().glob("tokenizer*.json"):
         shutil.copy(path, tmp_path)
-    ran = subprocess.run([COMMAND, *words, tmp_path], capture_output=True, text=True, timeout=60)
+    if words[0] == "serve":
+        command = [COMMAND, *words, tmp_path]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    else:
+        ran = wavefill_here(*words, tmp_path)
     assert ran.returncode == 2
     assert "Traceback" not in ran.stderr
     _, _, message = ran.stderr.partition("error: ")

@@ -25,13 +25,14 @@ def test_the_port_is_closed_while_an_open_stream_ends_whole(start: Start):
     launched = serving(start)
     with httpx.Client(base_url=launched.url) as kept:
         assert kept.get("/livez").status_code == 200
-        stream = LineStream(launched, max_tokens=300)  # more than five seconds
+        stream = LineStream(launched)
         launched.process.send_signal(signal.SIGTERM)
-        launched.wait_until(lambda: not launched.connects(), 5)
+        launched.wait_until(lambda: not launched.connects())
         served = kept.post("/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert served.status_code == 200, "a connection that was open is still served"
     assert served.headers["connection"] == "close"
     assert stream.is_alive()
+    launched.child(STUB_ENGINE).send_signal(signal.SIGUSR1)
     lines = stream.ended()
     assert lines[-1] == "data: [DONE]" and not stream.broken
     assert not any('"error"' in line for line in lines)
@@ -40,7 +41,7 @@ def test_the_port_is_closed_while_an_open_stream_ends_whole(start: Start):
 
 def test_in_the_drain_delay_readyz_is_503_and_requests_are_served(start: Start):
     launched = serving(start, drain_delay=6, api_workers=2)
-    stream = LineStream(launched, max_tokens=450)  # more than nine seconds
+    stream = LineStream(launched)
     launched.process.send_signal(signal.SIGTERM)
     launched.wait_until(lambda: all(launched.status("/readyz") == 503 for _ in range(8)), 5)
     served = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
@@ -50,6 +51,7 @@ def test_in_the_drain_delay_readyz_is_503_and_requests_are_served(start: Start):
     assert launched.status("/livez") == 200
     launched.wait_until(lambda: not launched.connects())
     assert stream.is_alive()
+    launched.child(STUB_ENGINE).send_signal(signal.SIGUSR1)
     assert stream.ended()[-1] == "data: [DONE]" and not stream.broken
     assert launched.process.wait(20) == 0
 

@@ -5,9 +5,12 @@
 - Each call of a device function replaces the functions of `triton.language` again; here it does so
   only if the launch has not replaced them yet.
 - The NumPy type of a Triton type is looked up in a dictionary that is made anew at each look.
+- Sums and products of integers are computed a second time in 64 bits for an assertion that only
+  debugging kernels make.
+- Each call of a function of `triton.language` goes through two others.
+- Each tensor wraps the numbers of its shape anew, several times; here once a shape.
 
-These are private functions of `triton.runtime.interpreter`; a version of Triton that has others
-keeps its own.
+These are private functions of Triton; a version of it that has others keeps its own.
 """
 
 from __future__ import annotations
@@ -16,9 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.interpreter.shared_shapes import share_shapes
+
 
 def use_fast_interpreter() -> None:
-    """Replace what this version of Triton has of the three."""
+    """Replace what this version of Triton has of these."""
+    from triton.language.semantic import TritonSemantic
     from triton.runtime import interpreter
 
     module: Any = interpreter
@@ -28,6 +34,13 @@ def use_fast_interpreter() -> None:
         module.ReduceOps.generic_reduce = _reduce_by_slices
     if hasattr(module, "_patch_lang") and hasattr(module, "_LangPatchScope"):
         module._patch_lang = _once_a_launch(module)
+    if hasattr(module, "_patch_attr"):
+        module._patch_attr = _calling_directly(module)
+    semantic: Any = TritonSemantic
+    if hasattr(semantic, "binary_op_sanitize_overflow_impl"):
+        checked = semantic.binary_op_sanitize_overflow_impl
+        semantic.binary_op_sanitize_overflow_impl = _only_in_debugging(checked)
+    share_shapes()
 
 
 def _remembering(np_type_of: Any) -> Any:
@@ -47,6 +60,7 @@ def _once_a_launch(module: Any) -> Any:
     """`_patch_lang(fn)`: the first one of a launch returns the scope that the launch restores."""
     patch_lang, languages = module._patch_lang, {id(module.tl), id(module.tl.core)}
     replaced: set[int] = set()
+    seen_by: dict[Any, set[int]] = {}
 
     class Launch:
         def __init__(self, scope: Any) -> None:
@@ -57,13 +71,40 @@ def _once_a_launch(module: Any) -> Any:
             self._scope.restore()
 
     def patch(fn: Any) -> Any:
-        seen = languages.intersection(map(id, fn.__globals__.values()))
+        if fn not in seen_by:
+            seen_by[fn] = languages.intersection(map(id, fn.__globals__.values()))
+        seen = seen_by[fn]
         if seen and seen <= replaced:
             return None
         replaced.update(seen)
         return Launch(patch_lang(fn))
 
     return patch
+
+
+def _calling_directly(module: Any) -> Any:
+    """`_patch_attr(...)`: what replaces a function calls it without two functions in between."""
+
+    def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        function, semantic = getattr(member, "__wrapped__", member), module.interpreter_semantic
+
+        def call(*args: Any, **named: Any) -> Any:
+            named["_semantic"] = semantic
+            return function(*args, **named)
+
+        scope.set_attr(owner, name, call)
+
+    return patch
+
+
+def _only_in_debugging(check_overflow: Any) -> Any:
+    """`check_overflow(self, lhs, rhs, binary_op)`, whose assertion is made there alone."""
+
+    def check(self: Any, *operation: Any) -> None:
+        if self.builder.options.debug:
+            check_overflow(self, *operation)
+
+    return check
 
 
 def _reduce_by_slices(self: Any, input: tuple[Any, ...]) -> list[Any]:

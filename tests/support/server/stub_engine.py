@@ -1,9 +1,9 @@
 """An engine process without a model: for tests of the launcher.
 
 It speaks to the API processes as runtime.engine.process does, and answers every request with the
-token of its name until `max_tokens`.  The environment variable STUB_ENGINE chooses how it fails:
-"wrong" ends with the code of a configuration error, "broken" with a traceback, "loading" never
-gets ready, "mute" never answers.  "broken 1" is engine 1 alone.
+token of its name until `max_tokens`, or until SIGUSR1 ends all answers.  The environment variable
+STUB_ENGINE chooses how it fails: "wrong" ends with the code of a configuration error, "broken" with
+a traceback, "loading" never gets ready, "mute" never answers.  "broken 1" is engine 1 alone.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def main() -> None:
         signal.pause()
     broadcast(ready(start.epoch))
     left: dict[int, int] = {}
+    ended: list[int] = []  # signals since the last step
+    signal.signal(signal.SIGUSR1, lambda number, frame: ended.append(number))
     while True:
         for message in receiver.receive(0.0 if left else 0.2):
             if isinstance(message, EngineRequest):
@@ -86,6 +88,9 @@ def main() -> None:
                 left = {id: n for id, n in left.items() if id >> CLIENT_BITS != message.client}
                 senders[message.client].send(ready(start.epoch))
         time.sleep(STEP_SECONDS)
+        if ended:
+            ended.clear()
+            left = {id: min(count, 1) for id, count in left.items()}
         outputs = [
             RequestOutput(id, [300], finish="length" if count == 1 else None)
             for id, count in left.items()
