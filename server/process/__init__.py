@@ -1,1 +1,1 @@
-"""Processes: the launcher, its children, one API process, the start-up report and logs."""
+"""Processes: the launcher, its children and one API process."""

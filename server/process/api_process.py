@@ -42,7 +42,7 @@ from server.process.http_server import http_server
 from server.process.logs import set_up_logging
 from server.process.messages import ApiProcessArgs, KeysChanged, ModelFound
 from server.process.parent import read_args, watch
-from server.process.start_report import Reporter
+from server.process.report.start_report import Reporter
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from server.state import ServerState
 

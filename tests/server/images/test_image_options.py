@@ -22,7 +22,7 @@ from server.images.model_files import model_limits
 from server.images.options import OptionError, check_pixels, images_per_prompt
 from server.images.reader import ImageReader
 from server.process.api_process import images_of
-from server.process.unused_options import unused_image_options
+from server.process.report.unused_options import unused_image_options
 from server.prompt.tokenizer import ChatTokenizer, TokenizerError
 from tests.support.images.vision_server import PAD, TEMPLATE, WORDS
 from tests.support.server.fake_engine import write_tokenizer

@@ -20,9 +20,9 @@ from server.cli.model_source import built_in_directory
 from server.cli.terminal import ProgressLine
 from server.config import ServerConfig
 from server.loaded_model import PHASES
-from server.process.loading_report import ORDER, LoadingReport, share_of_start
 from server.process.logs import set_up_logging
-from server.process.start_report import Reporter
+from server.process.report.loading_report import ORDER, LoadingReport, share_of_start
+from server.process.report.start_report import Reporter
 from tests.support.cli.pseudo_terminal import pseudo_terminal
 from tests.support.server.fake_engine import ReportedClient
 from tests.support.server.server_process import free_port

@@ -17,7 +17,7 @@ from runtime.logs import JsonFormatter, TextFormatter
 from runtime.messages import Progress, Ready
 from runtime.stats import Stats
 from server.config import ServerConfig
-from server.process.start_report import Reporter, busy_line, start_report
+from server.process.report.start_report import Reporter, busy_line, start_report
 from tests.support.server.fake_engine import ReportedClient, ready
 
 FACTS = replace(ready(), weight_bytes=3 << 30, kv_bytes=512 << 20, max_model_len=512)
@@ -190,7 +190,9 @@ def end_after_two_moments(monkeypatch: pytest.MonkeyPatch) -> None:
         if next(moments, EOFError) is EOFError:
             raise EOFError
 
-    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    monkeypatch.setattr(
+        "server.process.report.start_report.asyncio", SimpleNamespace(sleep=next_moment)
+    )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +283,9 @@ async def test_loading_is_reported_in_tenths_and_a_restart_has_a_report_of_its_o
         ready = isinstance(now, Ready)
         client.ready, client.progress = (now, None) if ready else (None, now)
 
-    monkeypatch.setattr("server.process.start_report.asyncio", SimpleNamespace(sleep=next_moment))
+    monkeypatch.setattr(
+        "server.process.report.start_report.asyncio", SimpleNamespace(sleep=next_moment)
+    )
     with caplog.at_level("INFO"), pytest.raises(EOFError):
         await Reporter(ServerConfig(), client).run()  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()

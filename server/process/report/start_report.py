@@ -13,8 +13,8 @@ from runtime.messages import Ready
 from runtime.stats import Stats
 from server.config import LogLevel, ServerConfig
 from server.engine import Engine
-from server.process.loading_report import LoadingReport
-from server.process.unused_options import (
+from server.process.report.loading_report import LoadingReport
+from server.process.report.unused_options import (
     unused_file_options,
     unused_image_options,
     unused_state_options,

@@ -1,0 +1,1 @@
+"""What the server says at its start and while it runs."""
