@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import os
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -24,17 +22,6 @@ if not Path("/dev/nvidiactl").exists():
 for profile in (FULL, "fast"):
     settings.register_profile(profile, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fast")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """Modules and tests stay until the end: no collection of garbage looks at them in vain."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.freeze()
-        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
