@@ -95,9 +95,8 @@ class LoadReport:
             tokens += known - computed
             pairs += (known - computed) * (known + computed) / 2
             kv_tokens += known
-        stages, operations = self._engine.scheduler.prefill.encoder.work_left(
-            requests.prefilling.values()
-        )
+        encoder = self._engine.scheduler.prefill.encoder
+        stages, operations = encoder.work_left(requests.prefilling.values())
         more = waiting.images.work(requests.resolved.encoder_stages)
         return Work(
             tokens,

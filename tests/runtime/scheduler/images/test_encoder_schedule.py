@@ -144,7 +144,7 @@ def test_the_load_that_an_engine_reports_has_what_its_encoder_has_left_once_for_
     while 101 not in server.first:
         server.step()
         found.append(left())
-    whole = STAGES, server.engine.scheduler.encoder.operations(1024, 0, STAGES)
+    whole = STAGES, server.engine.scheduler.prefill.encoder.operations(1024, 0, STAGES)
     # That two prompts share the image is known once they are admitted.
     assert waiting[0] > whole[0] and waiting[1] > whole[1]
     assert 0 < found[0][0] < whole[0] and 0 < found[0][1] < whole[1]
