@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from tests.support.examples import FULL
@@ -17,6 +18,10 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # Without a GPU the kernels run in the interpreter, chosen before they are imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# On a busy machine an answer may take long, too: 5 s are the default of a client without a timeout.
+for phase in ("connect", "read", "write", "pool"):
+    setattr(DEFAULT_TIMEOUT_CONFIG, phase, 60.0)
 
 # On a busy machine an example may take any time: no test says anything of that.
 for profile in (FULL, "fast"):
