@@ -80,8 +80,10 @@ def report(query: FitQuery) -> str:
             others = more_ranks(requested.tensor_parallel, plan, of)
         raise ConfigError(f"{error}{others}") from None
     kv = resolved.num_pages * resolved.page_size * facts.kv_bytes_per_token
-    parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; all that remains"))
     states = resolved.num_states * facts.state_bytes
+    remains = plan.for_kv - states - kv < resolved.page_size * facts.kv_bytes_per_token
+    limit = _kv_limit(requested, remains=remains)
+    parts.append(_line("KV", size(kv), f"{_token_bytes(config, kv_dtype)}; {limit}"))
     if states:
         each = f"{resolved.num_states} recurrent states of {size(facts.state_bytes)}; exact"
         parts.append(_line("states", size(states), each))
@@ -94,8 +96,16 @@ def report(query: FitQuery) -> str:
     if target.kind == "cuda" and requested.tensor_parallel == 1 and not requested.kv_tokens:
         lines += two_ranks(resolved, partial(with_ranks, query, whole))
     if target.kind == "cuda":
-        lines.append("`wavefill serve` measures what is estimated here, and gives KV what is left")
+        gives = ", and gives KV what is left" if remains and not requested.kv_tokens else ""
+        lines.append(f"`wavefill serve` measures what is estimated here{gives}")
     return "\n".join(lines)
+
+
+def _kv_limit(requested: EngineConfig, *, remains: bool) -> str:
+    """Why there is so much KV; remains: no page more has room."""
+    if requested.kv_tokens:
+        return "as --kv-tokens says"
+    return "all that remains" if remains else "all that the requests can use"
 
 
 def _with_chosen_ranks(query: FitQuery, whole: ModelConfig) -> tuple[FitQuery, RankChoice | None]:

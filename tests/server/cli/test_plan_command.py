@@ -194,6 +194,18 @@ def test_more_kv_than_fits_is_an_error_that_says_how_much_fits(shape: Path) -> N
     assert plan(shape, "--card", "80", "--kv-tokens", str(most)).returncode == 0
 
 
+def test_the_kv_is_said_to_be_what_remains_what_is_of_use_or_what_was_asked_for(
+    shape: Path,
+) -> None:
+    for words, why in (
+        ([shape, "--card", "24GiB"], "all that remains"),
+        (["tiny-chat", "--card", "24GiB"], "all that the requests can use"),
+        ([shape, "--card", "24GiB", "--kv-tokens", "8192"], "as --kv-tokens says"),
+    ):
+        [line] = re.findall(r"^  KV .*", plan(*words).stdout, re.M)
+        assert line.endswith(why), line
+
+
 def test_numbers_of_engines_and_ranks_are_those_of_serve() -> None:
     done = plan("tiny-chat", WAVEFILL_DATA_PARALLEL="0")
     assert done.returncode == 2 and "--data-parallel 0: choose from 1 to 64" in done.stderr
