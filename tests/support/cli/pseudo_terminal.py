@@ -45,20 +45,6 @@ class PseudoTerminal:
     def type(self, text: str) -> None:
         os.write(self._descriptor, text.encode())
 
-    def interrupt(self, words: str, seconds: float = 30.0) -> None:
-        """Type Ctrl-C until `words` come.
-
-        Python loses one that arrives just before it waits for input, until the next key.
-        """
-        deadline = time.monotonic() + seconds
-        while True:
-            self.type("\x03")
-            try:
-                return self.wait_for(words, 5)
-            except AssertionError:
-                if time.monotonic() > deadline:
-                    raise
-
     def wait_for(self, words: str, seconds: float = 30.0) -> None:
         """Read until `words` come after what was waited for before."""
         deadline = time.monotonic() + seconds
@@ -96,6 +82,7 @@ def pseudo_terminal(
     def control() -> None:
         os.setsid()
         fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C and hang-ups reach it
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # which tests in the background ignore
 
     inherited = {name: text for name, text in os.environ.items() if name not in ("NO_COLOR",)}
     process = subprocess.Popen(
