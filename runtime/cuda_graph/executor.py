@@ -23,12 +23,11 @@ from runtime.cuda_graph.launch import (
 from runtime.cuda_graph.step import GraphStep, StepTensors
 from runtime.executor.announced import Announce, Sampling
 from runtime.executor.images import RowImages
-from runtime.executor.pending import DevicePendingOutput
+from runtime.executor.pending import DevicePendingOutput, StepClock, StepSpan
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
-from runtime.executor.step_clock import StepClock, StepSpan
 from runtime.sampling.constrained_rows import DeferredRows
 from runtime.sampling.kernel_sampler import NO_ROWS, KernelSampler
 from runtime.scheduler.batch import Batch, Masks, make_batch

@@ -1,9 +1,15 @@
-"""DevicePendingOutput: a queued step whose outputs are being copied to the host."""
+"""A queued step: its outputs, which are being copied to the host, and how long the GPU takes.
+
+The host reads the results of a step after it has queued the next one.  If that takes longer than
+the step, as it does where the next one has images and runs without a CUDA graph, the host reads
+them late, and by its clock the step would have taken the time of queueing another: StepClock asks
+the GPU.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,13 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.executor.prompt_outputs import StepPromptOutputs
-from runtime.executor.step_clock import StepSpan
 from runtime.executor.transfers import Download, upload
 from runtime.messages import TokenLogprob
 from runtime.sampling.logprobs import token_logprobs
 from runtime.sampling.sampler import SamplerOutput
 from runtime.scheduler.batch import LAST, Batch, ModelRunnerOutput
 
+MAX_IN_FLIGHT = 4  # steps whose results have not been read; an engine has two at most
 NOT_FINITE = "the model's output is not a number for this request"
 
 
@@ -59,6 +65,57 @@ class PrefillCheck:
         if self._download is not None:
             [finite] = self._download.wait()
             self.usable[self._rows] = finite.numpy()
+
+
+class DeviceEvent(Protocol):
+    """A CUDA event with timing."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, other: Any, /) -> float: ...  # another such event
+
+
+class StepClock:
+    def __init__(self, pairs: Sequence[tuple[DeviceEvent, DeviceEvent]]) -> None:
+        """pairs: of events, each for one step in flight; none: steps are not timed"""
+        self._pairs = pairs
+        self._next = 0
+
+    @staticmethod
+    def of(device: torch.device) -> StepClock:
+        """Of a GPU's current stream; a CPU has none."""
+        if device.type != "cuda":
+            return StepClock([])
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * MAX_IN_FLIGHT)]
+        return StepClock(list(zip(events[::2], events[1::2], strict=True)))
+
+    def begin(self) -> None:
+        """Before anything of a step is queued: it begins then, or when the one before has ended."""
+        if self._pairs:
+            self._next = (self._next + 1) % len(self._pairs)
+            self._pairs[self._next][0].record()
+
+    def end(self) -> StepSpan | None:
+        """When all of the step that begin() began is queued."""
+        if not self._pairs:
+            return None
+        began, ended = self._pairs[self._next]
+        ended.record()
+        return StepSpan(began, ended)
+
+
+class StepSpan:
+    """The time of one step, until MAX_IN_FLIGHT more have begun."""
+
+    def __init__(self, began: DeviceEvent, ended: DeviceEvent) -> None:
+        self._began, self._ended = began, ended
+
+    def seconds(self) -> float:
+        """Blocks until the device has finished the step."""
+        self._ended.synchronize()
+        return self._began.elapsed_time(self._ended) / 1000
 
 
 class DevicePendingOutput:

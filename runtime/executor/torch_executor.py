@@ -18,12 +18,11 @@ from runtime.config import ResolvedConfig
 from runtime.executor.announced import Announce, Forward, Sampling
 from runtime.executor.images import RowImages
 from runtime.executor.inputs import build_input
-from runtime.executor.pending import DevicePendingOutput, PrefillCheck
+from runtime.executor.pending import DevicePendingOutput, PrefillCheck, StepClock
 from runtime.executor.prompt_outputs import PromptOutputs, StepPromptOutputs
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.executor.state_store import StateStore
-from runtime.executor.step_clock import StepClock
 from runtime.executor.transfers import upload
 from runtime.sampling.sampler import Sampler, SamplerOutput
 from runtime.scheduler.batch import Batch, Int64Array, Masks

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from runtime.executor.step_clock import MAX_IN_FLIGHT, StepClock
+from runtime.executor.pending import MAX_IN_FLIGHT, StepClock
 
 
 @dataclass
