@@ -146,13 +146,8 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.page_size)
 
 
-def check(
-    requested: EngineConfig, facts: ModelFacts, attention: str = "", max_rows: int | None = None
-) -> None:
-    """Raises ConfigError, before anything is loaded, for options invalid whatever the memory.
-
-    max_rows: that the back end `attention` can plan for a step; None: any number
-    """
+def check_values(requested: EngineConfig) -> None:
+    """Raises ConfigError for options that are invalid whatever the model."""
     if requested.page_size not in PAGE_SIZES:
         sizes = ", ".join(map(str, PAGE_SIZES))
         raise ConfigError(f"--page-size {requested.page_size}: choose one of {sizes}")
@@ -162,11 +157,6 @@ def check(
     ):
         if value > limit:
             raise ConfigError(f"{name} {value}: a step has at most {limit} of them: lower it")
-    if max_rows is not None and requested.max_num_seqs > max_rows:
-        raise ConfigError(
-            f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
-            f"{max_rows} sequences a step: lower it, or use --attention flash1, which plans none"
-        )
     if requested.snapshot_every < SNAPSHOT_UNIT:
         raise ConfigError(
             f"--snapshot-every {requested.snapshot_every}: at least {SNAPSHOT_UNIT} tokens lie "
@@ -174,6 +164,21 @@ def check(
         )
     if requested.max_model_len == 1:
         raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
+
+
+def check(
+    requested: EngineConfig, facts: ModelFacts, attention: str = "", max_rows: int | None = None
+) -> None:
+    """Raises ConfigError, before anything is loaded, for options invalid whatever the memory.
+
+    max_rows: that the back end `attention` can plan for a step; None: any number
+    """
+    check_values(requested)
+    if max_rows is not None and requested.max_num_seqs > max_rows:
+        raise ConfigError(
+            f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
+            f"{max_rows} sequences a step: lower it, or use --attention flash1, which plans none"
+        )
     if requested.max_model_len > facts.max_position:
         raise ConfigError(
             f"--max-model-len {requested.max_model_len} exceeds the {facts.max_position} positions "

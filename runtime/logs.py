@@ -60,6 +60,13 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
         return ERASE_LINE + super().format(record)
 
 
+def print_error(text: str) -> None:
+    """In one piece, since other processes write to the same stderr; over the bar of one of them."""
+    erased = ERASE_LINE if is_terminal(sys.stderr) else ""
+    sys.stderr.write(f"{erased}error: {text}\n")
+    sys.stderr.flush()
+
+
 def is_terminal(stream: TextIO) -> bool:
     """Whether a person looks at it who can be shown lines that change."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"

@@ -13,6 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from runtime.config import UNDIVIDED_EXPERTS, EngineConfig
+from runtime.logs import print_error
 
 MODULE = "runtime.startup.fit.choose_ranks"
 
@@ -43,11 +44,9 @@ def with_chosen_ranks(
         answer = subprocess.run(command, input=question, stdout=subprocess.PIPE)
         if answer.returncode < 0:
             name = signal.Signals(-answer.returncode).name
-            print(
-                "error: --tensor-parallel auto: the process that asks the GPUs for their memory "
-                f"ended with signal {name}: the system may have run out of memory, see `dmesg`",
-                file=sys.stderr,
-                flush=True,
+            print_error(
+                "--tensor-parallel auto: the process that asks the GPUs for their memory ended "
+                f"with signal {name}: the system may have run out of memory, see `dmesg`"
             )
             raise SystemExit(1)
         if answer.returncode:

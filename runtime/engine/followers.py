@@ -18,7 +18,7 @@ import msgspec
 
 from runtime.config import EngineConfig
 from runtime.ipc.broadcast import BroadcastSender, Ends, RankLost
-from runtime.logs import LogOptions
+from runtime.logs import LogOptions, print_error
 
 MODULE = "runtime.engine.rank_process"
 CONFIGURATION_ERROR = 2  # exit code: the rank has said what is wrong
@@ -93,7 +93,7 @@ class Followers:
     def fail(self, message: str, code: int = 1) -> None:
         """End all ranks at once, whatever their threads are waiting for."""
         if message:
-            print(f"error: {message}", file=sys.stderr, flush=True)
+            print_error(message)
         self._stopping = True
         for process in self._processes:
             process.kill()

@@ -24,7 +24,7 @@ from runtime.engine.auto_ranks import with_chosen_ranks
 from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
-from runtime.logs import LogOptions, set_up_logging
+from runtime.logs import LogOptions, print_error, set_up_logging
 from runtime.messages import (
     Abort,
     EngineRequest,
@@ -52,6 +52,7 @@ if TYPE_CHECKING:  # they import NumPy, which takes a while
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
+REPORT_SECONDS = 0.25  # in which an API process reports the last phase: errors end a start
 ID_IN_USE = "a request with this id is running already"
 
 
@@ -358,8 +359,6 @@ def short_errors() -> Iterator[None]:
         from model_zoo.config import ModelError
         from runtime.startup.device import is_out_of_memory
 
-        if sys.stderr.isatty():
-            sys.stderr.write("\r\033[K")  # over the bar of an API process
         if isinstance(error, (ConfigError, ModelError, UnsupportedAttention)):
             from model_zoo.unsupported.message import explained
 
@@ -369,7 +368,8 @@ def short_errors() -> Iterator[None]:
             code, text = 1, f"{OUT_OF_MEMORY}: {reason.splitlines()[0]}"
         else:
             raise
-        print(f"error: {text}", file=sys.stderr, flush=True)
+        time.sleep(REPORT_SECONDS)
+        print_error(text)
         raise SystemExit(code) from None
 
 

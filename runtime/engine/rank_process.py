@@ -19,7 +19,7 @@ from runtime.engine.followers import (
 )
 from runtime.ipc import parent_watch
 from runtime.ipc.broadcast import BroadcastReceiver, RankLost
-from runtime.logs import set_up_logging
+from runtime.logs import print_error, set_up_logging
 
 # Rank 0 finds most of what is wrong, too: it ends, and this process with it before it has spoken.
 SILENT_SECONDS = 3.0
@@ -58,7 +58,7 @@ def main() -> None:
     try:
         run(args)
     except RankLost as error:
-        print(f"error: rank {args.rank}: {error}", file=sys.stderr, flush=True)
+        print_error(f"rank {args.rank}: {error}")
         raise SystemExit(1) from None
     except Exception as error:
         from attention.backend import UnsupportedAttention
@@ -68,11 +68,11 @@ def main() -> None:
 
         time.sleep(SILENT_SECONDS)
         if isinstance(error, ConfigError | ModelError | UnsupportedAttention):
-            print(f"error: rank {args.rank}: {error}", file=sys.stderr, flush=True)
+            print_error(f"rank {args.rank}: {error}")
             raise SystemExit(CONFIGURATION_ERROR) from None
         if isinstance(error, RuntimeError) and is_out_of_memory(error):
             text = f"{OUT_OF_MEMORY}: {str(error).splitlines()[0]}"
-            print(f"error: rank {args.rank}: {text}", file=sys.stderr, flush=True)
+            print_error(f"rank {args.rank}: {text}")
             raise SystemExit(1) from None
         raise
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig, check_values
 from server.cli.config_file import NO_FILE, ConfigFile, add_config_argument, find_text
 from server.cli.flags import (
     add_flags,
@@ -142,6 +142,10 @@ def requested_config(
 def _check_engines(engine: EngineConfig) -> None:
     from server.process.engine_process import num_gpus
 
+    try:
+        check_values(engine)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
     count, ranks = engine.data_parallel, engine.tensor_parallel
     if engine.device != "cpu":
         variables_for_cuda(os.environ)  # what the engines will get can be read

@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ import psutil
 import pytest
 import torch
 
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig
 from runtime.engine.process import short_errors
 from runtime.ipc.channel import Receiver, Sender
 from runtime.messages import (
@@ -290,6 +291,20 @@ def test_memory_that_runs_out_ends_with_code_1_and_one_line(
     [line] = capfd.readouterr().err.splitlines()
     assert ended.value.code == 1
     assert line.startswith("error: memory ran out") and line.endswith(end)
+
+
+def test_an_error_is_one_piece_that_comes_after_the_report_of_the_last_phase(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done: list[object] = []
+    stderr = SimpleNamespace(write=done.append, flush=lambda: None, isatty=lambda: False)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    monkeypatch.setattr("runtime.engine.process.time", SimpleNamespace(sleep=done.append))
+    with pytest.raises(SystemExit), short_errors():
+        raise ConfigError("--kv-tokens 9: too few")
+    seconds, text = done
+    assert float(str(seconds)) > 0.2, "an API process looks for phases every 0.1 s"
+    assert text == "error: --kv-tokens 9: too few\n"
 
 
 def test_an_error_of_the_device_that_is_not_memory_keeps_its_traceback() -> None:

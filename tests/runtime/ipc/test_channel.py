@@ -168,9 +168,15 @@ async def test_the_event_loop_receives_a_message_that_comes_after_a_pause(addres
 
 
 async def test_event_loop_end_may_be_closed_by_its_own_handler(address: str) -> None:
+    failures: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda loop, context: failures.append(context.get("exception"))
+    )
+    handled: list[ToEngine] = []
     closed = asyncio.Event()
 
     def handle(message: ToEngine) -> None:
+        handled.append(message)
         receiver.close()
         closed.set()
 
@@ -178,8 +184,9 @@ async def test_event_loop_end_may_be_closed_by_its_own_handler(address: str) -> 
     sender = Sender[ToEngine](address)
     for number in range(3):
         sender.send(Abort(number))
-    await asyncio.wait_for(closed.wait(), 5)
-    await asyncio.sleep(0.02)
+    await asyncio.wait_for(closed.wait(), 20)
+    await asyncio.sleep(0)  # callbacks that were scheduled before run now
+    assert handled == [Abort(0)] and failures == []
     sender.close()
 
 

@@ -163,6 +163,10 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
         (["--kv-dtype", "fp8"], {}, "--kv-dtype fp8: choose one of auto, fp8_e4m3"),
         (["--served-model-name", "a,b,a"], {}, "--served-model-name: 'a' is there twice"),
+        (["--page-size", "24"], {}, "--page-size 24: choose one of 16, 32, 64, 128"),
+        (["--snapshot-every", "1"], {}, "--snapshot-every 1: at least 64 tokens lie between two"),
+        (["--max-model-len", "1"], {}, "--max-model-len 1: a prompt and its answer take 2 tokens"),
+        (["--max-num-seqs", "128k"], {}, "--max-num-seqs 131072: a step has at most 65535 of"),
         (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
         (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
         (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
@@ -345,8 +349,6 @@ def test_a_port_in_use_is_an_error_before_the_model_is_read():
             for words, expected in (
                 (["--split-planner", "fa3"], "--split-planner fa3 plans the decode kernel of fl"),
                 (["--deterministic"], "--deterministic needs a CUDA GPU"),
-                (["--max-model-len", "1"], "--max-model-len 1: a prompt and its answer take 2 t"),
-                (["--page-size", "17"], "--page-size 17: choose one of 16, 32, 64, 128"),
             )
         ),
     ],
