@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse
 from server.bench.share import Share, shares
 from server.cli.bench.options import with_version
 from server.cli.main import main
+from tests.support.bench.bench_server import BenchFakeServer, listening
+from tests.support.bench.bench_workload import workload
 from tests.support.paths import ROOT
-from tests.support.server.bench_server import BenchFakeServer, listening
-from tests.support.server.bench_workload import workload
 
 
 def bench(url: str, *arguments: str) -> int:

@@ -13,7 +13,7 @@ from server.bench.metrics import Failure, Objectives, RequestResult, percentile,
 from server.bench.workload import poisson_arrivals
 from server.cli.bench.options import read_objectives
 from server.cli.main import UsageError
-from tests.support.server.bench_workload import workload
+from tests.support.bench.bench_workload import workload
 
 
 def answer(start: float, *deliveries: float, prompt: int = 10, output: int = 3) -> RequestResult:

@@ -17,8 +17,8 @@ from server.bench.metrics import Objectives, RequestResult, Summary, summarize
 from server.bench.plot import Axis, Series, linear_ticks, log_ticks, number, plot
 from server.bench.report import SweepPoint, sweep_report
 from server.cli.main import main
+from tests.support.bench.bench_server import BenchFakeServer, listening
 from tests.support.cli.pseudo_terminal import pseudo_terminal
-from tests.support.server.bench_server import BenchFakeServer, listening
 
 SMALL = ("--input-len", "7", "--output-len", "6", "--warmup", "1")
 
