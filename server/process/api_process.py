@@ -10,12 +10,14 @@ process ends with code 0.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,6 +56,8 @@ log = logging.getLogger("wavefill.server")
 
 DAY_SECONDS = 86400.0
 POLL_SECONDS = 0.05
+READY = "ready"  # what a process writes into its file once it takes connections with the model
+OTHERS_SECONDS = 5.0  # that a process with the model waits for one that takes connections without
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
@@ -83,17 +87,30 @@ async def serve(start: ApiProcessArgs) -> None:
     server, listener = http_server(app, config), socket.socket(fileno=start.listener)
     work = BackgroundWork(start, state)
     drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
-    gate = app.state.drain_state
+    gate, taking = app.state.drain_state, Path(start.taking)
 
     def on_sigterm() -> None:
         drains.append(loop.create_task(drain(server, listener, gate, state, work.stop_batches)))
 
-    async def serve_http() -> None:
-        while not (start.at_once or gate.draining or (loading.done() and client.ready)):
+    async def until(condition: Callable[[], bool]) -> None:
+        while not (condition() or gate.draining):
             await asyncio.sleep(POLL_SECONDS)
+
+    async def become_ready() -> None:
+        await until(lambda: loading.done() and client.ready is not None)
+        if not start.at_once:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(until(partial(others_ready, taking)), OTHERS_SECONDS)
         if not gate.draining:
-            Path(start.taking).touch()
+            taking.write_text(READY)
+
+    async def serve_http() -> None:
+        ready = loop.create_task(become_ready())
+        if not start.at_once:
+            await ready
+        if not gate.draining:
             await server.serve([listener])
+        ready.cancel()
 
     loop.add_signal_handler(signal.SIGTERM, on_sigterm)
     loading = loop.create_task(load_model(state, found))
@@ -109,6 +126,18 @@ async def serve(start: ApiProcessArgs) -> None:
         await work.close()
         if tracing is not None:
             await tracing.close()
+
+
+def others_ready(taking: Path) -> bool:
+    """Whether the other processes that take connections have the model, too.
+
+    Who has seen /readyz answer 200 must not be refused by a process that is a moment later.
+    """
+    try:
+        found = [path.read_text() for path in taking.parent.glob("taking-*") if path != taking]
+    except FileNotFoundError:  # of a process that is started again: look once more
+        return False
+    return all(text == READY for text in found)
 
 
 def server_state(

@@ -16,7 +16,7 @@ class ApiProcessArgs(Struct, frozen=True, kw_only=True):
     engines: list[EngineAddress]  # of each, and of this process's end
     listener: int  # file descriptor
     at_once: bool  # answers before the model is loaded, if only that it is not
-    taking: str  # the file that says that this process takes connections
+    taking: str  # the file that says that this process takes connections, and whether it is ready
 
 
 class ModelFound(Struct, frozen=True, tag="model"):

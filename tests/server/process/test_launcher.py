@@ -16,6 +16,7 @@ import pytest
 
 from runtime.config import EngineConfig
 from server.config import ServerConfig
+from server.process.api_process import READY, others_ready
 from server.process.child import MAX_DEATHS, Child
 from server.process.exclusive_files import LaunchError, store_lock
 from server.process.launcher import Launcher
@@ -75,6 +76,16 @@ def test_there_is_an_api_process_that_answers_before_an_engine_is_ready(tmp_path
         assert at_once(launcher, 1), "processes 0 and 2 wait"
 
 
+def test_a_process_joins_those_that_take_connections_when_all_of_them_are_ready(tmp_path: Path):
+    own, other = tmp_path / "taking-1", tmp_path / "taking-0"
+    assert others_ready(own)
+    other.touch()
+    own.write_text(READY)
+    assert not others_ready(own), "process 0 takes connections and still refuses requests"
+    other.write_text(READY)
+    assert others_ready(own)
+
+
 def at_once(launcher: Launcher, index: int) -> bool:
     """Whether API process `index`, if it were started now, would answer without an engine."""
     starts: list[ApiProcessArgs] = []
@@ -111,8 +122,8 @@ def test_several_api_processes_share_the_port_the_engine_and_the_counters(start:
         name, labels = "vllm:request_generation_tokens_count", 'engine="0",model_name="tiny-chat"'
         assert f"{name}{{{labels}}} 24.0" in text
     (directory,) = launched.folder.iterdir()
-    taking = {path.name for path in directory.glob("taking-*")}
-    assert taking == {"taking-0", "taking-1", "taking-2"}
+    names = {"taking-0", "taking-1", "taking-2"}
+    launched.wait_until(lambda: {path.name for path in directory.glob("taking-*")} == names)
     many = {**REQUEST, "prompt": ["a"] * 1000, "max_tokens": 1}  # of 1024 for all of them
     answer = httpx.post(f"{launched.url}/v1/completions", json=many, timeout=60)
     assert len(answer.json()["choices"]) == 1000, answer.text[:500]
