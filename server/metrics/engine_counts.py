@@ -1,8 +1,7 @@
 """EngineCounts: the engine's counters since the server started, which never decrease.
 
 An API process has the counters of the last message it received, which may be a second older than
-what another API process has exported; one that was restarted has none at first.  And a restarted
-engine counts from 0.
+what another API process has exported.  And a restarted engine counts from 0.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class EngineCounts:
     """One for each API process; those of one server share a file in `folder`."""
 
     def __init__(self, folder: str = "", engine: int = 0) -> None:
-        """`folder` is "" for a process that counts alone; engine: its index."""
+        """`folder` is "" for the only API process of a server; engine: its index."""
         self._path = Path(folder, f"engine-{engine}") if folder else None
         self._seen = _Seen()
         self._lock = Lock()

@@ -32,7 +32,7 @@ class EngineFamilies:
     """Of all engines: each family has samples of each."""
 
     def __init__(self, labels: Mapping[str, str], shared: str = "") -> None:
-        """labels: of every series; shared: the folder of the server's API processes"""
+        """labels: of every series; shared: the folder of several API processes"""
         self._labels, self._shared = labels, shared
         self._engines = {0: _Engine(labels, shared, 0)}
 

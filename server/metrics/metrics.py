@@ -1,7 +1,6 @@
 """Prometheus metrics of requests and of the engine.
 
-The API processes of a server, those that have died too, count into files of one folder; the one
-that is scraped sums them.
+Several API processes count into files of one folder; the one that is scraped sums them.
 
 Native names follow Prometheus' rules (`wavefill_` prefix, base units, counters end in `_total`).
 The names that vLLM's dashboards, routers and autoscalers read are aliases of the same numbers.
@@ -9,10 +8,8 @@ The names that vLLM's dashboards, routers and autoscalers read are aliases of th
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import product
-from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.metrics_core import Metric
@@ -36,19 +33,16 @@ from server.metrics.latency_window import LatencyWindow
 from server.metrics.process_families import process_families
 from server.metrics.vllm_names import vllm_families
 
-RESERVED_BYTES = 2**20  # of each file in the shared folder: 100 routes use 0.6 MB
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Metrics(Collector):
     """The metrics of this process.  `name` labels every series with the served model.
 
-    `shared` is the folder in PROMETHEUS_MULTIPROC_DIR; without one, this process counts alone.
+    `shared` is the folder in PROMETHEUS_MULTIPROC_DIR, if there are several API processes.
     """
 
     def __init__(self, name: str = "model", compat: str = "vllm", shared: str = "") -> None:
-        if shared:
-            reserve(shared)
         registry = CollectorRegistry()
         self._counted: Collector = MultiProcessCollector(None, shared) if shared else registry
         self._label = {"model_name": name}
@@ -193,15 +187,3 @@ class Metrics(Collector):
         yield from process_families(self._label, self._server_pid)
         if self._compat:
             yield from vllm_families(families)
-
-
-def reserve(folder: str) -> None:
-    """Take the space of the files that this process counts in, where the system can do that.
-
-    They are mapped into memory: on a full disk a write to a new page of them would end the process.
-    Raises OSError where there is no space.
-    """
-    if hasattr(os, "posix_fallocate"):
-        for kind in ("counter", "histogram"):
-            with Path(folder, f"{kind}_{os.getpid()}.db").open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, RESERVED_BYTES)

@@ -68,10 +68,11 @@ class Launcher:
         ]
         self._download = Child("the download", "server.cli.hub_download")
         self._found = directory / "model"  # gets the directory of a model that is downloaded
-        # They count in files of this folder, so that each of them can sum all, and what one that
-        # died has counted is not lost.
-        (directory / "metrics").mkdir()
-        variables = {"PROMETHEUS_MULTIPROC_DIR": str(directory / "metrics")}
+        variables: dict[str, str] = {}
+        if config.api_workers > 1:
+            # They count in files of this folder, so that each of them can sum all.
+            (directory / "metrics").mkdir()
+            variables["PROMETHEUS_MULTIPROC_DIR"] = str(directory / "metrics")
         module, descriptors = "server.process.api_process", (listener.fileno(),)
         self._apis = [
             Child(f"API process {index}", module, descriptors, variables) for index in indices

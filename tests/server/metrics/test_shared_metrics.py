@@ -12,7 +12,7 @@ from msgspec import structs
 
 from runtime.messages import Ready
 from runtime.stats import Stats
-from server.metrics.metrics import RESERVED_BYTES, Metrics, reserve
+from server.metrics.metrics import Metrics
 from tests.support.server.scrape import ready, values
 
 
@@ -43,14 +43,6 @@ print(metrics.render().decode())
     ):
         assert line in done.stdout.splitlines(), done.stdout
     assert done.stdout.count("# TYPE wavefill_requests_total") == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="this system cannot reserve space")
-def test_the_files_that_a_process_counts_in_have_their_space_on_the_disk(tmp_path: Path):
-    reserve(str(tmp_path))
-    found = {path.name: path.stat().st_blocks * 512 for path in tmp_path.iterdir()}
-    assert set(found) == {f"counter_{os.getpid()}.db", f"histogram_{os.getpid()}.db"}
-    assert min(found.values()) >= RESERVED_BYTES
 
 
 def engine_totals(metrics: Metrics) -> list[float]:

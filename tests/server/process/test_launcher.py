@@ -24,7 +24,6 @@ from server.process.messages import ApiProcessArgs
 from tests.support.server.launched_server import (
     REQUEST,
     STUB_ENGINE,
-    LaunchedServer,
     LineStream,
     Start,
     assert_all_end,
@@ -48,16 +47,13 @@ def test_a_dead_engine_turns_health_off_until_it_is_replaced(start: Start):
     assert info["engine"]["epoch"] == 2
 
 
-def test_a_dead_api_process_is_replaced_on_the_same_port_and_counters_go_on(start: Start):
+def test_a_dead_api_process_is_replaced_on_the_same_port(start: Start):
     launched = serving(start)
     engine = launched.child(STUB_ENGINE)
     first = launched.child("server.process.api_process")
-    httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
-    launched.wait_until(lambda: totals(launched) == [1, 3])
     first.kill()
     first.wait(5)
     launched.wait_until(lambda: launched.status() == 200)
-    assert totals(launched) == [1, 3], "counters in /metrics do not become less"
     assert launched.child(STUB_ENGINE).pid == engine.pid
     answer = httpx.post(f"{launched.url}/v1/completions", json={**REQUEST, "max_tokens": 3})
     assert answer.json()["usage"]["completion_tokens"] == 3
@@ -96,14 +92,6 @@ def at_once(launcher: Launcher, index: int) -> bool:
     with mock.patch.object(Child, "start", staticmethod(start)):
         asyncio.run(launcher.start_api(index))
     return starts[0].at_once
-
-
-def totals(launched: LaunchedServer) -> list[float]:
-    """The requests that API processes have counted, and the tokens that engines have."""
-    lines = launched.get("/metrics").text.splitlines()
-    names = 'wavefill_requests_total{finished_reason="length"', "wavefill_generation_tokens_total{"
-    found = [next(line for line in lines if line.startswith(name)) for name in names]
-    return [float(line.rsplit(" ", 1)[1]) for line in found]
 
 
 def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):

@@ -78,7 +78,6 @@ def main() -> None:
     left: dict[int, int] = {}
     ended: list[int] = []  # signals since the last step
     signal.signal(signal.SIGUSR1, lambda number, frame: ended.append(number))
-    generated = 0
     while True:
         for message in receiver.receive(0.0 if left else 0.2):
             if isinstance(message, EngineRequest):
@@ -97,11 +96,10 @@ def main() -> None:
             for id, count in left.items()
             if count
         ]
-        generated += len(outputs)
         left = {id: max(count - 1, 0) for id, count in left.items() if count != 1}
         for index, sender in enumerate(senders):
             own = [output for output in outputs if output.id >> CLIENT_BITS == index]
-            sender.send(StepOutput(own, Stats(running=len(left), generated_tokens=generated)))
+            sender.send(StepOutput(own, Stats(running=len(left))))
 
 
 if __name__ == "__main__":
