@@ -163,6 +163,7 @@ class GraphExecutor:
         if self._deferred is not None:
             logits = self._outputs.logits
             outputs = [self._sampler.sample_deferred(logits, self._deferred, batch, masks)]
+            self._span = self._clock.end()  # later than run() has marked it
         return DevicePendingOutput(
             len(batch.slots),
             self._row_outputs,

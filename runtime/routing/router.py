@@ -143,7 +143,11 @@ class Router:
         if not known:
             return UNKNOWN
         fields = StepSeconds.__struct_fields__
-        return StepSeconds(*(fmean(getattr(times, name) for times in known) for name in fields))
+        # An engine that has done nothing of a kind yet, as encoding images, has learned 0 of it.
+        learned = ([getattr(times, name) for times in known] for name in fields)
+        return StepSeconds(
+            *(fmean([each for each in values if each] or [0.0]) for values in learned)
+        )
 
     def _answer_tokens(self, among: Sequence[int]) -> float:
         """Of an answer, on average; 1 before the first one has ended."""

@@ -30,8 +30,9 @@ ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/em
 class BackgroundMetrics(Metrics):
     """Ignores lines, whose latencies are not those that clients see."""
 
-    def __init__(self) -> None:
-        """Without any series: those of the process are in its own Metrics."""
+    def __init__(self, metrics: Metrics) -> None:
+        """Without any series: those of the process are in its own `metrics`."""
+        self.image_refused = metrics.image_refused  # which is no latency
 
 
 def _ignore(self: BackgroundMetrics, *args: object, **times: object) -> None:
@@ -48,7 +49,7 @@ def in_background(state: ServerState) -> ServerState:
     """The state of an application for lines."""
     return replace(
         state,
-        metrics=BackgroundMetrics(),
+        metrics=BackgroundMetrics(state.metrics),
         requests=state.batch_requests,
         bounded=False,
     )

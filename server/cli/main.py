@@ -102,7 +102,7 @@ def build_parser(commands: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
 
 def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), "")
-    if chosen and chosen not in COMMANDS:
+    if words and words[0] == chosen and chosen not in COMMANDS:
         near = difflib.get_close_matches(chosen, COMMANDS, n=1)
         remedy = f"did you mean `wavefill {near[0]}`?" if near else "see `wavefill --help`"
         raise UsageError(f"wavefill {chosen}: no such command: {remedy}")

@@ -93,7 +93,9 @@ class Launcher:
             asyncio.create_task(self._run_engines()),
             *(
                 asyncio.create_task(
-                    self._watch(api, partial(self.start_api, index), partial(_log_end, api.name))
+                    self._watch(
+                        api, partial(self.start_api, index), partial(self._api_ended, index)
+                    )
                 )
                 for index, api in enumerate(self._apis)
             ),
@@ -223,6 +225,10 @@ class Launcher:
                 taking=str(taking),
             )
         )
+
+    def _api_ended(self, index: int, code: int) -> None:
+        self._taking[index].unlink(missing_ok=True)  # at once: others may start before it does
+        _log_end(self._apis[index].name, code)
 
     async def _watch(
         self,

@@ -25,6 +25,9 @@ class Event:
     def record(self) -> None:
         self.at.append(self.stream.now)
 
+    def query(self) -> bool:
+        return False
+
     def synchronize(self) -> None:
         self.waited += 1
 
