@@ -52,6 +52,18 @@ class PseudoTerminal:
             assert time.monotonic() < deadline and self._read(0.5), (words, self.text)
         self._seen = found + len(words)
 
+    def interrupt_until(self, words: str, seconds: float = 30.0) -> None:
+        """Ctrl-C, again after a while: CPython's readline sees one that comes between its look at
+        signals and its `select` at the next key only."""
+        deadline = time.monotonic() + seconds
+        while self.text.find(words, self._seen) < 0:
+            assert time.monotonic() < deadline, (words, self.text)
+            self.type("\x03")
+            again = time.monotonic() + 2
+            while self.text.find(words, self._seen) < 0 and time.monotonic() < again:
+                assert self._read(0.2), self.text
+        self.wait_for(words)
+
     def wait(self, seconds: float = 30.0) -> int:
         """Read to the end; the exit code."""
         deadline = time.monotonic() + seconds

@@ -50,8 +50,7 @@ def test_on_a_terminal_it_has_history_and_completion_and_ends_with_its_server(tm
         terminal.wait_for("\n> ")
         terminal.type("\x1b[A\x1b[A")  # up, up
         terminal.wait_for("What is 12 + 30?")
-        terminal.type("\x03")
-        terminal.wait_for("/exit ends the chat)\r\n> ")
+        terminal.interrupt_until("/exit ends the chat)\r\n> ")
         terminal.type("\x04")
         assert terminal.wait() == 0, terminal.text
     assert_gone(children)
