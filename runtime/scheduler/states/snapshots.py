@@ -10,19 +10,19 @@ At the end of a row the sequence's own state is copied.  Within a row the device
 a spare one as well, which is another's again with the next batch.
 
 The host decides which snapshot is where; the device copies when it runs the next batch, before
-anything else.  The least recently used one is overwritten.
+anything else.  Which one is overwritten is in eviction.py.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
 from runtime.scheduler.kv_cache.page_pool import PageHash, PagePool, page_hash
 from runtime.scheduler.sequence import Sequence
+from runtime.scheduler.states.eviction import EvictionOrder
 from runtime.scheduler.states.state_slots import Copies
 
 # Of fewer tokens since the last snapshot none is taken: they are computed about as fast as a state
@@ -58,7 +58,8 @@ class StateSnapshots:
         self._unit = max(resolved.page_size, min(ALIGNMENT, self._every))
         self._least = min(LEAST_TOKENS, self._every)
         self._free = list(range(self.count - 1, -1, -1))
-        self._index_of: OrderedDict[Key, int] = OrderedDict()  # the least recently used one first
+        self._index_of: dict[Key, int] = {}
+        self._order: EvictionOrder[Key] = EvictionOrder()  # of the same keys
         self._tails: dict[PageHash, set[bytes]] = {}
         self._saves: list[tuple[int, int]] = []  # (state, snapshot) of the next batch
         self._loads: list[tuple[int, int]] = []  # (snapshot, state)
@@ -106,7 +107,7 @@ class StateSnapshots:
             position, index = pending
             if position <= end:
                 sequence.pending_snapshots.remove(pending)
-                self._put(self._key(sequence, position), index)
+                self._put(self._key(sequence, position), index, position)
 
     def keep(self, sequence: Sequence, state: int, position: int, pool: PagePool) -> None:
         """A decoding sequence ends, or is preempted, with its state and KV at `position`."""
@@ -124,7 +125,7 @@ class StateSnapshots:
             name = page_hash(key.parent, key.tail)
         pool.cache_page(page, name)
         self._saves.append((state, index))
-        self._put(key, index)
+        self._put(key, index, position)
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence loses its slot: what was to become a snapshot does not."""
@@ -162,7 +163,7 @@ class StateSnapshots:
             own = sequence.pages.tables[0][hit.position // self._page_size]
             self._page_copies.append((hit.tail_page, own))
         sequence.snapshot_at = hit.position
-        self._index_of.move_to_end(self._key(sequence, hit.position))
+        self._order.use(self._key(sequence, hit.position), hit.position)
 
     def take_copies(self) -> tuple[Copies, Copies, Copies]:
         """What the next batch saves, (state, snapshot), what it then loads, (snapshot, state), and
@@ -206,26 +207,23 @@ class StateSnapshots:
         if self._free:
             return self._free.pop()
         loading = {index for index, _ in self._loads}
-        for key, index in self._index_of.items():
-            if index not in loading:
-                self._forget(key)
-                return index
-        return None
+        key = self._order.evict(lambda key: self._index_of[key] not in loading)
+        return None if key is None else self._forget(key)
 
-    def _put(self, key: Key, index: int) -> None:
+    def _put(self, key: Key, index: int, position: int) -> None:
+        self._order.use(key, position)
         if key in self._index_of:  # another sequence has computed the same
-            self._index_of.move_to_end(key)
             self._free.append(index)
             return
         self._index_of[key] = index
         self._tails.setdefault(key.parent, set()).add(key.tail)
 
-    def _forget(self, key: Key) -> None:
-        del self._index_of[key]
+    def _forget(self, key: Key) -> int:
         tails = self._tails[key.parent]
         tails.remove(key.tail)
         if not tails:
             del self._tails[key.parent]
+        return self._index_of.pop(key)
 
     def check_integrity(self, running: list[Sequence]) -> None:
         """Assert that every place is free, to be filled, or has one name."""
@@ -233,7 +231,7 @@ class StateSnapshots:
         places = [*self._free, *self._index_of.values(), *pending]
         assert sorted(places) == list(range(self.count))
         found = {Key(parent, tail) for parent, tails in self._tails.items() for tail in tails}
-        assert found == set(self._index_of)
+        assert found == set(self._index_of) and len(found) == len(self._order)
 
 
 def _bytes(tokens: list[int]) -> bytes:

@@ -136,7 +136,7 @@ def test_a_token_that_stops_an_answer_is_found_if_the_next_step_had_begun():
     assert run(found, request(2, [*said, 5, 6])) == [len(said)]
 
 
-def test_the_least_recently_used_snapshot_goes_first():
+def test_of_prefixes_of_one_length_the_one_that_was_not_used_goes_first():
     found = bench(num_snapshots=2)
     for id, first in enumerate((3, 4)):
         run(found, request(id, prompt(12, first), max_tokens=1))
