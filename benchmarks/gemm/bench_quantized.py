@@ -144,8 +144,9 @@ def gemms_of(
 def label(gemm: GemmImpl) -> str:
     if isinstance(gemm, SkinnyQuantizedGemm):
         split = "split" if gemm.split_units == 1 else "whole"
+        by = "mma.sync" if gemm.sync else "wgmma"
         return (
-            f"{gemm.block_n}x{gemm.block_k} ring {gemm.stages}+{gemm.x_stages} {split} "
+            f"{gemm.block_n}x{gemm.block_k} {by} ring {gemm.stages}+{gemm.x_stages} {split} "
             f"{gemm.programs} programs"
         )
     if isinstance(gemm, DequantizeInRegisters):

@@ -6,6 +6,7 @@ each program has an equal contiguous share of them.  How units are multiplied is
     share        which units a program has
     copy         the copies of a unit into shared memory, by TMA
     unfold       the sums of a tile whose column runs were stacked in its rows
+    add_runs     the same, where each run was multiplied with its own columns of x alone
     write_part   y of a tile, or a partial sum, which the last program to arrive adds to the others
 """
 
@@ -54,6 +55,14 @@ def unfold(acc, FOLD: gl.constexpr):
         acc = gl.where(r[:, None] == c[None, :], acc, 0.0)
         acc = gl.sum(acc.reshape([FOLD, HEIGHT, FOLD, WIDTH]), 2)
         acc = gl.sum(acc, 0)
+    return acc
+
+
+@gluon.jit
+def add_runs(acc, FOLD: gl.constexpr):
+    """Sum over column runs whose products are FOLD runs of rows, each with its own run of x."""
+    if FOLD > 1:
+        acc = gl.sum(acc.reshape([FOLD, acc.shape[0] // FOLD, acc.shape[1]]), 0)
     return acc
 
 

@@ -43,7 +43,7 @@ class SkinnyQuantizedGemm:
 
     @property
     def fold(self) -> int:
-        """Column runs of a unit that are stacked to the rows of a wgmma."""
+        """Column runs of a unit that are stacked to the rows of a wgmma, or of four mma.sync."""
         return max(1, ROWS // self.block_n)
 
     @property
@@ -68,7 +68,7 @@ class SkinnyQuantizedGemm:
             and self.block_k // self.fold % chunk == 0
             and self.fold * height <= 2 * MAX_ROWS
             and blocks % self.split_units == 0
-            and not (self.sync and (self.fold > 1 or height > SYNC_ROWS))
+            and not (self.sync and height > (SYNC_ROWS if self.fold == 1 else 8))
         )
 
     def shared_bytes(self, rows: int, bits: int) -> int:

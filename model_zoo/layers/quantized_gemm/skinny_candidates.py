@@ -31,7 +31,8 @@ RINGS = {
             Ring(64, 512, 3, 2, 3, sync=True),
             Ring(128, 512, 5, 3, sync=True),
             Ring(64, 512, 3, 2, 3),
-            Ring(16, 2048, 6, 3),
+            Ring(32, 1024, 4, 2, 2, sync=True),
+            Ring(16, 1024, 6, 2, 2, sync=True),
         ),
         16: (
             Ring(64, 512, 4, 2, 2, sync=True),
@@ -51,7 +52,8 @@ RINGS = {
             Ring(64, 256, 3, 2, 3, sync=True),
             Ring(128, 256, 5, 3, sync=True),
             Ring(64, 256, 5, 3, 2),
-            Ring(16, 1024, 8, 3),
+            Ring(32, 512, 4, 2, 2, sync=True),
+            Ring(16, 512, 5, 3, 3, sync=True),
         ),
         16: (
             Ring(64, 256, 5, 3, 2, sync=True),

@@ -27,7 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import copy, share, unfold, write_part
+from model_zoo.layers.gemm.stream_k_hopper import add_runs, copy, share, unfold, write_part
 from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
 from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, sums_layout
 from model_zoo.layers.quantized_gemm.hopper.scales import (
@@ -114,7 +114,7 @@ def _compute(
     X_STAGES: gl.constexpr = rows.shape[0]
     RUN_BLOCKS: gl.constexpr = rows.shape[2] // SCALE_COLUMNS
     RUN_ROWS: gl.constexpr = HEIGHT // FOLD
-    WIDTH: gl.constexpr = rows.shape[1]
+    WIDTH: gl.constexpr = rows.shape[1] // FOLD if SYNC else rows.shape[1]
     layout: gl.constexpr = sums_layout(WIDTH, SYNC)
     begin, count = share(N, k_blocks, split_units, GROUPS * RUN_ROWS)
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
@@ -163,8 +163,12 @@ def _compute(
                 sums = acc * (row_scale.to(gl.float32) * FACTOR)[:, None]
             elif FACTOR != 1.0:
                 sums = acc * FACTOR
+            if SYNC:  # noqa: SIM108
+                sums = add_runs(sums, FOLD)
+            else:
+                sums = unfold(sums, FOLD)
             write_part(
-                unfold(sums, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
+                sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
                 PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, GROUPS, group,
             )  # fmt: skip
             acc = gl.zeros_like(acc)

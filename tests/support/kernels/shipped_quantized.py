@@ -117,6 +117,8 @@ for name in (*FORMATS, "mxfp4"):
     QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
 for name in ("int4 g128", "fp8 row"):
-    QUANTIZED[f"skinny {name} folded"] = partial(call_skinny, name, 8, 16)
+    QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
+    QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
+    QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)

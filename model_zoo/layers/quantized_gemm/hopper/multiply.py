@@ -36,6 +36,26 @@ def sums_layout(width: int, sync: bool) -> gl.NVMMADistributedLayout:
 
 
 @gluon.constexpr_function
+def runs_layout(fold: int) -> gl.NVMMADistributedLayout:
+    """Of sums [fold, 64 / fold, width]: sums_layout's of mma.sync, whose warps are of one run."""
+    return gl.NVMMADistributedLayout([2, 0], [fold, 4 // fold, 1], [1, 16, 8])
+
+
+@gluon.constexpr_function
+def runs_of_x_layout(fold: int, columns: int) -> gl.DistributedLinearLayout:
+    """Of rows of x [fold * 8, columns]: each warp has those of its run, as operand B."""
+    bits = columns.bit_length() - 1
+    warps = [[0, 0], [8, 0]] if fold == 2 else [[8, 0], [16, 0]]
+    return gl.DistributedLinearLayout(
+        reg_bases=[[0, 1], *([0, 1 << i] for i in range(3, bits))],
+        lane_bases=[[0, 2], [0, 4], [1, 0], [2, 0], [4, 0]],
+        warp_bases=warps,
+        block_bases=[],
+        shape=[fold * 8, columns],
+    )
+
+
+@gluon.constexpr_function
 def columns_of_sums(per_block: int, factors: int) -> int:
     """Columns whose products have a sum of their own, or all of SCALE_COLUMNS."""
     scaled = per_block > 0 and factors == 0
@@ -113,6 +133,33 @@ def _multiply_async(
 
 
 @gluon.jit
+def _mma(a, rows, sums, i: gl.constexpr, STEP: gl.constexpr):
+    """sums [HEIGHT, width] + a [HEIGHT, STEP] times columns of step i of rows [width, *].
+
+    Rows of fold x width: HEIGHT / fold rows of `a` after the other are multiplied with `width`
+    rows of x after the other; width is 8 if fold > 1.
+    """
+    WIDTH: gl.constexpr = sums.shape[1]
+    FOLD: gl.constexpr = rows.shape[0] // WIDTH
+    layout: gl.constexpr = sums.type.layout
+    columns = rows.slice(i * STEP, STEP, 1)
+    if FOLD == 1:
+        return mma_v2(a, columns.permute((1, 0)).load(gl.DotOperandLayout(1, layout, 2)), sums)
+    else:
+        of_runs: gl.constexpr = runs_layout(FOLD)
+        HEIGHT: gl.constexpr = sums.shape[0] // FOLD
+        x = columns.load(runs_of_x_layout(FOLD, STEP))
+        x = x.reshape([FOLD, WIDTH, STEP]).permute((0, 2, 1))
+        x = gl.convert_layout(x, gl.DotOperandLayout(1, of_runs, 2), assert_trivial=True)
+        a = a.reshape([FOLD, HEIGHT, STEP])
+        a = gl.convert_layout(a, gl.DotOperandLayout(0, of_runs, 2), assert_trivial=True)
+        sums = sums.reshape([FOLD, HEIGHT, WIDTH])
+        sums = mma_v2(a, x, gl.convert_layout(sums, of_runs, assert_trivial=True))
+        sums = sums.reshape([FOLD * HEIGHT, WIDTH])
+        return gl.convert_layout(sums, layout, assert_trivial=True)
+
+
+@gluon.jit
 def _multiply_sync(
     acc, words, rows, scales, zeros, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
@@ -125,7 +172,6 @@ def _multiply_sync(
     IN_CHUNK: gl.constexpr = CHUNK_WORDS * 32 // BITS // STEP
     STEPS: gl.constexpr = rows.shape[1] // STEP
     layout: gl.constexpr = acc.type.layout
-    operand: gl.constexpr = gl.DotOperandLayout(1, layout, 2)
     none = gl.zeros_like(acc)
     sums0, sums1, sums2, sums3 = acc, none, none, none
     following = load_chunk(words, 0)
@@ -138,22 +184,21 @@ def _multiply_sync(
             chunk, scales, zeros, i, STEP, GROUP, PTX, CONSTRAINTS, DTYPE, BITS, FACTORS,
             layout,
         )  # fmt: skip
-        b = rows.slice(i * STEP, STEP, 1).permute((1, 0)).load(operand)
         if SCALED:
-            product = mma_v2(a, b, none)
+            product = _mma(a, rows, none, i, STEP)
             if i % EACH > 0:
                 product += sums1
             sums1 = product
             if i % EACH == EACH - 1:
                 sums0 = add_scaled(sums0, product, scales, i // EACH)
         elif i % 4 == 0:
-            sums0 = mma_v2(a, b, sums0)
+            sums0 = _mma(a, rows, sums0, i, STEP)
         elif i % 4 == 1:
-            sums1 = mma_v2(a, b, sums1)
+            sums1 = _mma(a, rows, sums1, i, STEP)
         elif i % 4 == 2:
-            sums2 = mma_v2(a, b, sums2)
+            sums2 = _mma(a, rows, sums2, i, STEP)
         else:
-            sums3 = mma_v2(a, b, sums3)
+            sums3 = _mma(a, rows, sums3, i, STEP)
     return sums0 if SCALED else (sums0 + sums1) + (sums2 + sums3)
 
 
@@ -165,7 +210,8 @@ def multiply(
 ):  # fmt: skip
     """acc + a unit's product: words in shared memory [HEIGHT, words], rows [WIDTH, columns].
 
-    acc            [HEIGHT, WIDTH] in sums_layout
+    acc            [HEIGHT, WIDTH] in sums_layout; of mma.sync, if rows are of several column runs,
+                   of those of its run alone
     scales, zeros  of the unit, as of_rows() loads them, or None
     FACTORS        as conversions.py has them
     """

@@ -27,6 +27,8 @@ TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1)
 SYNC = SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2, sync=True)
 SYNC_TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1, sync=True)
 STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1)
+SYNC_STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1, sync=True)
+SYNC_TWO_RUNS = SkinnyQuantizedGemm(32, 512, 2, 3, split_units=2, x_stages=1, sync=True)
 
 
 @pytest.fixture
@@ -76,7 +78,11 @@ def test_products_of_every_kind_are_right(gemm: SkinnyQuantizedGemm, name: str, 
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("name", ["int4 g32 zeros", "nvfp4", "fp8 block", "int8 row"])
-@pytest.mark.parametrize("gemm", [WHOLE, TWO_WARPGROUPS, SYNC_TWO_WARPGROUPS, STACKED], ids=str)
+@pytest.mark.parametrize(
+    "gemm",
+    [WHOLE, TWO_WARPGROUPS, SYNC_TWO_WARPGROUPS, STACKED, SYNC_STACKED, SYNC_TWO_RUNS],
+    ids=str,
+)
 def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
     gemm: SkinnyQuantizedGemm, name: str
 ):
