@@ -15,8 +15,10 @@ from attention.metadata import AttentionMetadata
 class StepImages:
     """What a step that computes tokens of images needs beside their ids.
 
-    features   [F, 1 + deepstack, hidden]: of tokens of images, as VisionEncoder.encode
-    index      [T] int64: the row of `features` of each token of the step; -1: it is of text
+    features   [F, 1 + deepstack, hidden]: of tokens of images, as VisionEncoder.encode.  Rows that
+               `index` does not name may hold anything
+    index      [T] int64: the row of `features` of each token of the step; -1: it is of text, or of
+               padding
     positions  [3, T] int64: frame, row and column of each token, for the rope
     """
 

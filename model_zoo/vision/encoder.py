@@ -173,6 +173,16 @@ class VisionEncoder(nn.Module):
     def num_stages(self) -> int:
         return len(self.blocks) + 1
 
+    @property
+    def feature_shape(self) -> tuple[int, int]:
+        """Of a token's features: 1 + deepstack, out."""
+        return 1 + len(self.deepstack_mergers), self.config.out_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the features."""
+        return self.merger.down.weight.dtype
+
     def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
         """patches [rows * columns, values], in the order of image_patches, of one image."""
         features = self.advance(self._begin(patches, rows, columns), self.num_stages)

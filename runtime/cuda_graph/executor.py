@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from attention.backend import Backend
 from attention.kv_pool import KVPool
-from model_zoo.inputs import StepImages
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
 from runtime.cuda_graph.graphs import Graphs
@@ -63,7 +62,7 @@ class GraphExecutor:
         self._states: StateStore | None = None
         if kv.states is not None:
             self._states = StateStore(resolved.num_snapshots, kv.states)
-        self._buckets = Buckets(max_rows, resolved.max_batched_tokens)
+        self._buckets = Buckets(max_rows, resolved.max_batched_tokens, images=images is not None)
         self._buffers = StepBuffers(self._buckets.largest, device, groups)
         self._step = GraphStep(
             model,
@@ -74,6 +73,7 @@ class GraphExecutor:
             buffers=self._buffers,
             buckets=self._buckets,
             position_deltas=None if images is None else images.position_deltas,
+            images=None if images is None else images.buffers,
         )
         self.graphs = Graphs(self._step.run, self._dry_run, device)
         self.planner = LaunchPlanner(
@@ -205,10 +205,10 @@ class GraphExecutor:
         self._buffers.send(
             launch.bucket, batch, pages_before, sample_slots, new_rows, self._sampler.state
         )
-        images = None
         if self._images is not None:
-            images = self._images.prepare(batch, launch.bucket.tokens)
-        self._outputs = self._run_step(launch, images)
+            found = self._images.prepare(batch, launch.bucket.tokens)
+            assert launch.bucket.images == (found is not None), "ranks have the same images"
+        self._outputs = self._run_step(launch)
         self._row_outputs = self._step.output_ring.fetch(launch.bucket.rows)
         self._prompt_outputs = None
         if self._prompts.prompts:
@@ -220,13 +220,11 @@ class GraphExecutor:
             )
         self._span = self._clock.end()
 
-    def _run_step(self, launch: StepLaunch, images: StepImages | None) -> StepTensors:
+    def _run_step(self, launch: StepLaunch) -> StepTensors:
         """From the bucket's graph; without, if it could be captured elsewhere and not here."""
         captured = self.graphs.captured.get(launch.bucket) if launch.graph else None
         if captured is None:
-            return self._step.run(
-                launch.bucket, all_hidden_states=launch.all_hidden_states, images=images
-            )
+            return self._step.run(launch.bucket, all_hidden_states=launch.all_hidden_states)
         captured.graph.replay()
         return captured.outputs
 
@@ -243,5 +241,7 @@ class GraphExecutor:
     def _dry_run(self, bucket: Bucket) -> None:
         """Run a step of padding alone, which changes no state, through the first layers."""
         self._buffers.send(bucket, EMPTY_BATCH, NO_ROWS, NO_ROWS, [], self._sampler.state)
+        if self._images is not None and bucket.images:
+            self._images.buffers.clear(bucket.tokens)
         with self._model.shortened():
             self._step.run(bucket)

@@ -67,12 +67,20 @@ class Graphs:
 
     def measure(self, buckets: Sequence[Bucket]) -> tuple[int, int]:
         """The bytes of the graphs of all buckets, the largest first, and of one that is not the
-        largest: extrapolated from a few, which are captured and dropped again."""
-        largest, *others = buckets
+        largest: extrapolated from a few, which are captured and dropped again.
+
+        A step with images needs a little more memory than the largest without: so the largest of
+        these is captured, too, and its part of the pool counted once.
+        """
+        largest = [
+            *[bucket for bucket in buckets if not bucket.images][:1],
+            *[bucket for bucket in buckets if bucket.images][:1],
+        ]
+        others = [bucket for bucket in buckets if bucket not in largest]
         sample = others[:: max(1, len(others) // SAMPLED)]
         free = [free_bytes(self._device)]
         try:
-            for bucket in (largest, *sample):
+            for bucket in (*largest, *sample):
                 self.capture(bucket)
                 self.captured[bucket].graph.replay()  # the first replay allocates, too
                 torch.cuda.synchronize(self._device)
@@ -80,8 +88,9 @@ class Graphs:
         finally:
             self.captured.clear()
         self._pool = torch.cuda.graph_pool_handle()
-        each = -(-(free[1] - free[-1]) // len(sample)) if sample else 0
-        return free[0] - free[1] + each * len(others), each
+        beside = free[len(largest)]  # them
+        each = -(-(beside - free[-1]) // len(sample)) if sample else 0
+        return free[0] - beside + each * len(others), each
 
     def capture(self, bucket: Bucket) -> None:
         """Capture a step of padding alone, which changes no state.

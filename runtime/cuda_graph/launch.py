@@ -12,6 +12,9 @@ Steps are padded to buckets, so that few CUDA graphs serve all of them.  Decode 
 every row has one token, have buckets of their own: they need no prefill kernels, and there is one
 for every size up to 32, since the time of a small GEMM grows with each row.  Above MAX_MIXED tokens
 a step keeps the device busy for longer than queueing it takes.
+
+A step that computes tokens of images has a graph of its own, since it does more than one without:
+mixed, and padded to as many rows as there may be, so that there is one for every number of tokens.
 """
 
 from __future__ import annotations
@@ -45,11 +48,15 @@ log = logging.getLogger("wavefill.graphs")
 
 
 class Bucket(NamedTuple):
-    """What a step is padded to.  decode: all rows have as many tokens as a decode row may have."""
+    """What a step is padded to.
+
+    decode: all rows have as many tokens as a decode row may have; images: some are of images
+    """
 
     tokens: int
     rows: int
     decode: bool
+    images: bool = False
 
     @property
     def row_tokens(self) -> int:
@@ -61,11 +68,14 @@ class Buckets:
     """All buckets of a server with at most max_rows rows and max_tokens tokens a step.
 
     row_tokens: tokens of a decode row, more than one with speculative decoding
+    images: the model reads them
     """
 
-    def __init__(self, max_rows: int, max_tokens: int, row_tokens: int = 1) -> None:
+    def __init__(
+        self, max_rows: int, max_tokens: int, row_tokens: int = 1, *, images: bool = False
+    ) -> None:
         assert max_rows * row_tokens <= max_tokens
-        self._max_tokens, self.row_tokens = max_tokens, row_tokens
+        self._max_tokens, self.row_tokens, self._images = max_tokens, row_tokens, images
         self._decode = _cut(decode_sizes(max_rows), max_rows)
         self._rows = _cut(FEW_ROWS, max_rows)
         self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
@@ -76,18 +86,22 @@ class Buckets:
         most = self._decode[-1]
         return [Bucket(self._max_tokens, most, False), self._decode_bucket(most)]
 
-    def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
+    def fit(self, tokens: int, rows: int, longest: int = 1, *, images: bool = False) -> Bucket:
         """The smallest bucket for a step of this many tokens and rows.
 
         longest: the tokens of the row with the most, if decode rows may have more than one
+        images: tokens are of images
         """
-        if tokens == rows * self.row_tokens and longest <= self.row_tokens:
+        alike = tokens == rows * self.row_tokens and longest <= self.row_tokens
+        if alike and not images:
             return self._decode_bucket(self._decode[bisect_left(self._decode, rows)])
         if tokens > self._mixed[-1]:
             padded = min(-(-tokens // TILE) * TILE, self._max_tokens)
         else:
             padded = self._mixed[bisect_left(self._mixed, tokens)]
         rows_of = self._rows_of(padded)
+        if images:
+            return Bucket(padded, rows_of[-1], False, images=True)
         return Bucket(padded, rows_of[bisect_left(rows_of, rows)], False)
 
     def _decode_bucket(self, rows: int) -> Bucket:
@@ -104,7 +118,9 @@ class Buckets:
         mixed = [
             Bucket(tokens, rows, False) for tokens in self._mixed for rows in self._rows_of(tokens)
         ]
-        return mixed[::-1] + [self._decode_bucket(size) for size in self._decode[::-1]]
+        images = [self.fit(tokens, 1, images=True) for tokens in self._mixed if self._images]
+        decode = [self._decode_bucket(size) for size in self._decode]
+        return mixed[::-1] + images[::-1] + decode[::-1]
 
     def startup_set(self) -> list[Bucket]:
         """Those of `graphs` that are captured before the first request.
@@ -112,13 +128,15 @@ class Buckets:
         Mixed steps of all sizes: padding a long prompt to a power of two could double its time.
         Decode steps in powers of two: reading the weights takes most of their time.  So a step of
         at most MAX_MIXED tokens has one of at most twice its tokens, or of SMALL, from the start.
+        Steps with images have none yet: a start takes as long as that of a model of text.
         """
         sizes = {self._decode[-1], *(1 << power for power in range(10))}
         most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
         return [
             bucket
             for bucket in self.graphs()
-            if (bucket.rows in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
+            if not bucket.images
+            and (bucket.rows in sizes if bucket.decode else bucket.rows == most[bucket.tokens])
         ]
 
 
@@ -183,11 +201,11 @@ class LaunchPlanner:
     def plan(
         self, batch: Batch, *, all_hidden_states: bool, has_images: bool = False
     ) -> StepLaunch:
-        """The launch of a batch; has_images: tokens of it are of images, so it replays no graph."""
+        """The launch of a batch; has_images: tokens of it are of images."""
         longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
-        best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest)
+        best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest, images=has_images)
         bucket = self._with_graph(best)
-        graph = bucket in self._captured and not (all_hidden_states or has_images)
+        graph = bucket in self._captured and not all_hidden_states
         if not graph:
             self.counts.steps_without += 1
         elif bucket != best:
@@ -227,8 +245,7 @@ class LaunchPlanner:
                 for size, tokens in sizes.items()
                 if bucket.tokens < tokens and _serves(bucket, size)
             )
-            tokens, rows, decode = bucket
-            return saved, self._missed[bucket], decode, -tokens, -rows
+            return saved, self._missed[bucket], bucket.decode, -bucket.tokens, -bucket.rows
 
         return self.take(max(self._uncaptured, key=worth))
 
@@ -271,7 +288,7 @@ def _serves(bucket: Bucket, best: Bucket) -> bool:
     return (
         best.tokens <= bucket.tokens <= _tokens_without_graph(best)
         and best.rows <= bucket.rows
-        and best.decode == bucket.decode
+        and (best.decode, best.images) == (bucket.decode, bucket.images)
     )
 
 

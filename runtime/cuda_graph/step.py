@@ -20,10 +20,11 @@ from torch import Tensor
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
-from model_zoo.inputs import ModelInput, StepImages
+from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buffers import Layout, OutputRing, StepBuffers
 from runtime.cuda_graph.launch import Bucket, Buckets
+from runtime.executor.image_buffers import StepImageBuffers
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
 from runtime.sampling.kernels.sample import sample
@@ -55,11 +56,13 @@ class GraphStep:
         buffers: StepBuffers,
         buckets: Buckets,
         position_deltas: Tensor | None = None,
+        images: StepImageBuffers | None = None,
     ) -> None:
-        """position_deltas: as in prepare.py"""
+        """Of models that read images: position_deltas, as in prepare.py; images: of a step"""
         self._model = model
         self.kv = kv
-        self._backend, self._slots, self._position_deltas = backend, slots, position_deltas
+        self._backend, self._slots = backend, slots
+        self._position_deltas, self._images = position_deltas, images
         self._sampler, self._buffers, self._block = sampler, buffers, buffers.block
         max_tokens = max(bucket.tokens for bucket in buckets.largest)
         max_rows = max(bucket.rows for bucket in buckets.largest)
@@ -76,16 +79,10 @@ class GraphStep:
         self.output_ring = OutputRing(max_rows, buffers.block.device)
 
     @torch.inference_mode()
-    def run(
-        self,
-        bucket: Bucket,
-        *,
-        all_hidden_states: bool = False,
-        images: StepImages | None = None,
-    ) -> StepTensors:
-        """Run the step whose block is on the device.
+    def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
+        """Run the step whose block, and with images their buffers, are on the device.
 
-        all_hidden_states: of all its tokens; images: of its tokens, those of padding included
+        all_hidden_states: of all its tokens
         """
         layout = self._buffers.layout(bucket)
         inp, ends = self._input(layout), self._ends[: bucket.rows]
@@ -110,7 +107,7 @@ class GraphStep:
         meta = self._backend.plan(inp.meta, self.kv)
         one_token = bucket.row_tokens == 1  # every token is the last of its row
         alone = None if one_token or all_hidden_states else ends
-        hidden = self._model(replace(inp, meta=meta, ends=alone, images=images))
+        hidden = self._model(replace(inp, meta=meta, ends=alone))
         of_rows = hidden if one_token or not all_hidden_states else hidden.index_select(0, ends)
         logits = self._model.logits(of_rows)
         sample(
@@ -127,7 +124,7 @@ class GraphStep:
         """The model's input as views of the buffers.  Host lengths are the bucket's, not a step's:
         a mixed one has rows of all kinds, so that the back end prepares for all."""
         bucket = layout.bucket
-        tokens, rows, decode = bucket
+        tokens, rows, decode, _ = bucket
         meta = AttentionMetadata(
             cu_seqlens_q=layout.column(self._block, prepare.CU_Q, rows + 1),
             cache_seqlens=layout.column(self._block, prepare.KV_LEN, rows),
@@ -140,6 +137,10 @@ class GraphStep:
         )
         if self.kv.states is not None:
             meta = self._with_states(meta, layout)
+        images = None
+        if bucket.images:
+            assert self._images is not None, "the model reads images"
+            images = self._images.of_step(tokens)
         return ModelInput(
             tokens=self._tokens[:tokens],
             positions=self._positions[:tokens],
@@ -147,6 +148,7 @@ class GraphStep:
             meta=meta,
             kv=self.kv,
             backend=self._backend,
+            images=images,
         )
 
     def _with_states(self, meta: AttentionMetadata, layout: Layout) -> AttentionMetadata:

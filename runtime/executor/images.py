@@ -22,6 +22,7 @@ from torch import Tensor
 from model_zoo.inputs import StepImages
 from model_zoo.vision.encoder import Encoding
 from model_zoo.vision.positions import ImagePositions, ImageSpan
+from runtime.executor.image_buffers import StepImageBuffers
 from runtime.executor.transfers import upload
 from runtime.messages import PromptImage
 from runtime.scheduler.batch import Batch, ImageStages, NewRow
@@ -37,10 +38,11 @@ class Encoder(Protocol):
 
     def advance(self, encoding: Encoding, stages: int) -> Tensor | None: ...
 
+    @property
+    def feature_shape(self) -> tuple[int, int]: ...
 
-def step_bytes(num_tokens: int, feature_bytes: int) -> int:
-    """The most bytes of the StepImages of a step, all of whose tokens are of images."""
-    return num_tokens * (feature_bytes + 4 * torch.int64.itemsize)  # index, and three places
+    @property
+    def dtype(self) -> torch.dtype: ...
 
 
 class EncoderClock:
@@ -73,10 +75,17 @@ class EncoderClock:
 
 class RowImages:
     def __init__(
-        self, encoder: Encoder, *, token_side: int, num_slots: int, device: torch.device
+        self,
+        encoder: Encoder,
+        *,
+        token_side: int,
+        num_slots: int,
+        max_tokens: int,
+        device: torch.device,
     ) -> None:
-        """token_side: pixels of a side of what one token stands for"""
+        """token_side: pixels of a side of what one token stands for; max_tokens: of a step"""
         self.counts = ImageCounts()
+        self.buffers = StepImageBuffers(max_tokens, encoder.feature_shape, encoder.dtype, device)
         # [slots]: what is added to a token's place for its position.
         self.position_deltas = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._sent = np.zeros(num_slots, dtype=np.int64)  # their values
@@ -102,7 +111,8 @@ class RowImages:
     def prepare(self, batch: Batch, num_tokens: int) -> StepImages | None:
         """Run the batch's stages of the encoder, and queue the copies that the step needs.
 
-        num_tokens: of the step, padding included.  None: no token is of an image.
+        num_tokens: of the step, padding included.  The result is that of `buffers`, valid until the
+        next step is prepared.  None: no token is of an image.
         """
         for row in batch.new_rows:
             self._rows.pop(row.slot, None)
@@ -154,9 +164,7 @@ class RowImages:
                 found.append(features[first - span.start : last - span.start])
                 index[row][first - start : last - start] = np.arange(count, count + last - first)
                 count += last - first
-        return StepImages(
-            torch.cat(found), upload(index, self._device), upload(places, self._device)
-        )
+        return self.buffers.write(found, index, places)
 
     def deltas(self, batch: Batch) -> Tensor | None:
         """[T]: position_deltas of the tokens of a batch that is prepared; None: all are 0."""

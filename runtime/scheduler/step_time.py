@@ -45,7 +45,7 @@ class StepLoad(NamedTuple):
     pairs: float  # query-key pairs of the prompt tokens with those before them
     encoder_stages: int = 0
     encoder_operations: float = 0.0  # 10^9, of these stages
-    has_images: int = 0  # 1: some prompt tokens are of images, which run without a CUDA graph
+    has_images: int = 0  # 1: some prompt tokens are of images, whose features the step gathers
 
 
 class StepTimes:

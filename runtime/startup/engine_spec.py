@@ -219,6 +219,7 @@ class EngineSpec:
                 model.vision,
                 token_side=resolved.image_token_side,
                 num_slots=resolved.max_num_seqs,
+                max_tokens=resolved.max_batched_tokens,
                 device=self.device,
             )
         executor = kind(

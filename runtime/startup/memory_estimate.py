@@ -27,7 +27,7 @@ from runtime.config import (
     StateDType,
 )
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
-from runtime.executor.images import step_bytes
+from runtime.executor.image_buffers import step_bytes
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype
 
@@ -174,10 +174,10 @@ def estimate(
     if config.vision is not None:
         state += IMAGE_CACHE_BYTES + begun_bytes(config.vision, dtype, steps.image_pixels)
         encoding = encoder_bytes(config.vision, dtype, steps.image_pixels)
-        forward += step_bytes(steps.tokens, config.vision.feature_size * dtype.itemsize)
+        state += step_bytes(steps.tokens, config.vision.feature_size * dtype.itemsize)
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
-    sizes = Buckets(steps.rows, steps.tokens).graphs()
+    sizes = Buckets(steps.rows, steps.tokens, images=config.vision is not None).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
     return MemoryPlan(

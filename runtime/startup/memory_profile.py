@@ -22,7 +22,6 @@ from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
 from model_zoo.vision.encoder import Encoding
 from runtime.config import IMAGE_CACHE_BYTES, ConfigError
-from runtime.executor.images import step_bytes
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
@@ -88,9 +87,9 @@ class MemoryProfiler:
         self._run_largest(self._resolved.max_batched_tokens)
         del images
 
-    def _encode_largest(self) -> tuple[Tensor, Encoding, Tensor] | None:
-        """The features of the largest image, another as large before the encoder's last stage, and
-        memory for what a step gathers whose tokens are all of images: most bytes beside a step.
+    def _encode_largest(self) -> tuple[Tensor, Encoding] | None:
+        """The features of the largest image, and another as large before the encoder's last stage:
+        the most bytes beside a step, but for those that the executor has from the start.
 
         None for a model that reads no images.
         """
@@ -104,8 +103,7 @@ class MemoryProfiler:
         features, encoder = self._model.encode(image), self._model.vision
         begun = encoder.begin(image)
         encoder.advance(begun, encoder.num_stages - 1)
-        gathered = step_bytes(self._resolved.max_batched_tokens, self._resolved.image_token_bytes)
-        return features, begun, torch.empty(gathered, dtype=torch.uint8, device=self._device)
+        return features, begun
 
     def _run_largest(self, tokens: int) -> None:
         with self._model.shortened():

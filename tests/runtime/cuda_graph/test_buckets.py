@@ -47,6 +47,28 @@ def test_all_buckets_but_those_of_long_steps_get_graphs(rows: int, tokens: int) 
     assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in graphs)
 
 
+@pytest.mark.parametrize(("rows", "tokens"), SERVERS)
+def test_steps_with_images_have_one_graph_for_every_number_of_tokens(
+    rows: int, tokens: int
+) -> None:
+    plain, seeing = Buckets(rows, tokens), Buckets(rows, tokens, images=True)
+    assert not any(bucket.images for bucket in plain.graphs())
+    of_images = [bucket for bucket in seeing.graphs() if bucket.images]
+    assert [bucket for bucket in seeing.graphs() if not bucket.images] == plain.graphs()
+    assert seeing.startup_set() == plain.startup_set()
+    for step_tokens in range(1, min(tokens, MAX_MIXED) + 1):
+        found = {
+            seeing.fit(step_tokens, step_rows, images=True)
+            for step_rows in {1, min(rows, step_tokens)}
+        }
+        [bucket] = found
+        assert bucket in of_images and not bucket.decode
+        assert bucket.tokens >= step_tokens and bucket.rows >= min(rows, step_tokens)
+    largest = seeing.fit(tokens, 1, images=True)
+    assert (largest in of_images) == (tokens <= MAX_MIXED) and largest.tokens == tokens
+    assert len({bucket.tokens for bucket in of_images}) == len(of_images)
+
+
 def test_small_steps_of_rows_that_decode_are_not_padded() -> None:
     buckets = Buckets(256, 8192)
     assert all(buckets.fit(rows, rows) == Bucket(rows, rows, True) for rows in range(1, 33))

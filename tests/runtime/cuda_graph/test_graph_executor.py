@@ -10,7 +10,6 @@ import torch
 
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
-from model_zoo.inputs import StepImages
 from runtime.cuda_graph import buffers, prepare
 from runtime.cuda_graph.buffers import Layout
 from runtime.cuda_graph.executor import GraphExecutor
@@ -52,10 +51,7 @@ class HostExecutor:
         self.steps: list[tuple[Bucket, bool]] = []
         monkeypatch.setattr(self.executor._step, "run", self.step)
 
-    def step(
-        self, bucket: Bucket, *, all_hidden_states: bool = False, images: StepImages | None = None
-    ) -> StepTensors:
-        assert images is None
+    def step(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
         self.steps.append((bucket, all_hidden_states))
         rows = bucket.tokens if all_hidden_states else bucket.rows
         return StepTensors(torch.zeros(rows, VOCAB), torch.zeros(bucket.rows, VOCAB))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import nullcontext
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -38,7 +40,8 @@ class ReplayedGraph:
 class FakeExecutor:
     """A GraphExecutor of 256 rows with no graph yet, whose captures only note their bucket."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, reads_images: bool = False) -> None:
+        images: Any = MagicMock() if reads_images else None
         config = resolved(max_num_seqs=256, max_batched_tokens=8192)
         kv = KVPool.allocate(
             layers=1, pages=1, kv_heads=1, page_size=4, head_dim=2, dtype=torch.float32, device=CPU
@@ -50,6 +53,7 @@ class FakeExecutor:
             kv=kv,
             backend=ReferenceBackend(),
             device=CPU,
+            images=images,
         )
         self.free = RESERVE_BYTES
         planner = self.executor.planner = LaunchPlanner(
@@ -71,14 +75,22 @@ class FakeExecutor:
     def fit(self, tokens: int, rows: int) -> Bucket:
         return self.planner.fit(tokens, rows)
 
-    def step(self, tokens: int, rows: int, *, all_hidden_states: bool = False) -> StepLaunch:
+    def step(
+        self, tokens: int, rows: int, *, all_hidden_states: bool = False, has_images: bool = False
+    ) -> StepLaunch:
         batch = make_batch(slots=[0] * rows, tokens=[0] * tokens)
-        return self.planner.plan(batch, all_hidden_states=all_hidden_states)
+        return self.planner.plan(batch, all_hidden_states=all_hidden_states, has_images=has_images)
 
 
 @pytest.fixture
 def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
     return FakeExecutor(monkeypatch)
+
+
+@pytest.fixture
+def seeing(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    """Of a model that reads images."""
+    return FakeExecutor(monkeypatch, reads_images=True)
 
 
 def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: FakeExecutor) -> None:
@@ -271,3 +283,65 @@ def test_a_graph_for_fewer_rows_comes_last(graphs: FakeExecutor) -> None:
         assert Bucket(768, 128, False) not in graphs.captured
     graphs.executor.prepare()
     assert Bucket(768, 128, False) in graphs.captured
+
+
+def test_a_start_captures_no_graph_for_images_and_idle_moments_capture_all(
+    graphs: FakeExecutor, seeing: FakeExecutor
+) -> None:
+    for one in (graphs, seeing):
+        one.executor.capture_startup_set()
+    assert seeing.captured.keys() == graphs.captured.keys()
+    launch = seeing.step(1048, 1, has_images=True)
+    assert not launch.graph and launch.bucket == Bucket(1152, 256, False, images=True)
+    while seeing.executor.prepare():
+        pass
+    assert seeing.captured.keys() == set(seeing.executor._buckets.graphs())
+    for tokens, rows in ((1048, 1), (2048, 256), (3, 3), (1, 1), (600, 40)):
+        launch = seeing.step(tokens, rows, has_images=True)
+        assert launch.graph and launch.bucket.images
+        assert not seeing.step(tokens, rows).bucket.images
+    assert not seeing.step(2049, 1, has_images=True).graph
+    assert not seeing.step(64, 2, has_images=True, all_hidden_states=True).graph
+
+
+def test_steps_with_images_take_no_graph_of_others_and_others_none_of_theirs(
+    seeing: FakeExecutor,
+) -> None:
+    draw = random.Random(0)
+    everything = seeing.executor._buckets.graphs()
+    for _ in range(200):
+        seeing.captured.clear()
+        for bucket in draw.sample(everything, draw.randint(1, len(everything))):
+            seeing.capture(bucket)
+        for has_images in (True, False):
+            tokens = draw.randint(1, 2100)
+            launch = seeing.step(tokens, draw.randint(1, min(tokens, 256)), has_images=has_images)
+            assert launch.bucket.images == has_images
+            assert launch.graph == (launch.bucket in seeing.captured)
+            assert tokens <= launch.bucket.tokens <= max(3 * tokens, 2 * SMALL)
+            assert launch.bucket.rows >= len(launch.batch.slots)
+
+
+def test_images_that_a_load_has_missed_most_come_first(seeing: FakeExecutor) -> None:
+    seeing.executor.capture_startup_set()
+    for _ in range(1000):
+        seeing.step(290, 2, has_images=True)
+    seeing.executor.prepare()
+    assert seeing.step(290, 2, has_images=True).bucket == Bucket(320, 256, False, images=True)
+    assert seeing.step(290, 2, has_images=True).graph
+
+
+def test_the_pool_that_images_need_beside_the_largest_graph_is_counted_once(
+    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def capture(bucket: Bucket) -> None:
+        seeing.capture(bucket)
+        largest = bucket.tokens == 2048 and bucket.rows == 256
+        seeing.free -= {False: 1000, True: 50}[bucket.images] if largest else 3
+
+    monkeypatch.setattr(seeing.executor.graphs, "capture", capture)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    seeing.free = 1 << 20
+    others = len(seeing.executor._buckets.graphs()) - 2
+    assert seeing.executor.measure_graphs() == 1000 + 50 + 3 * others
+    assert seeing.planner.bytes_per_graph == 3

@@ -46,6 +46,7 @@ ENCODING = replace(
         Forward(BATCH),
         Forward(ENCODING),
         StepLaunch(BATCH, Bucket(8, 2, False), True, False),
+        StepLaunch(BATCH, Bucket(16, 8, False, images=True), True, False),
         CaptureLaunch(Bucket(4, 4, True)),
         Sampling(BATCH.sample, None),
         Sampling(BATCH.sample, Masks([0], b"\x0f\xff")),

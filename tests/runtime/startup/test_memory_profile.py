@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig
+from runtime.executor.image_buffers import step_bytes
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import PromptImage
 from runtime.scheduler.batch import Batch, ImageStages, Masks, make_batch
@@ -101,16 +102,18 @@ def test_the_runner_goes_on_with_the_real_pool(checkpoint: Path, memory: Memory)
     assert made.kv.k[:, -1].any() and not made.kv.k[:, :-1].any()
 
 
-def test_what_a_step_gathers_whose_tokens_are_all_of_images_is_set_aside(
+def test_features_of_the_largest_step_have_their_memory_from_the_start(
     tmp_path: Path, memory: Memory
 ) -> None:
     write_vision_checkpoint("qwen3-vl", tmp_path)
     engine_spec, free = spec_for(tmp_path, max_image_pixels=(4 * SIDE) ** 2), 64 * MIB
     model = engine_spec.begin_loading(free).model
     profiler = MemoryProfiler(MemoryPlan(free=free, share=0.5), engine_spec, model)
-    held = profiler._encode_largest()
     row_images = profiler.executor._images
-    assert held is not None and row_images is not None
+    assert row_images is not None
+    buffers, resolved = row_images.buffers, profiler._resolved
+    assert resolved.max_batched_tokens == 64
+    assert buffers.num_bytes == step_bytes(64, resolved.image_token_bytes) > 64 * 32
     pixels, rows = bytes(3 * (4 * SIDE) ** 2), range(4)
     images = [PromptImage(0, 16, 4 * SIDE, 4 * SIDE, pixels, bytes([row] * 32)) for row in rows]
     batch = make_batch(
@@ -129,10 +132,12 @@ def test_what_a_step_gathers_whose_tokens_are_all_of_images_is_set_aside(
         for one in images
     ]
     with torch.inference_mode():
-        gathered = row_images.prepare(replace(batch, image_stages=stages), batch.num_tokens)
-    assert gathered is not None
-    tensors = gathered.features, gathered.index, gathered.positions
-    assert sum(tensor.nbytes for tensor in tensors) == held[-1].nbytes > 64 * 32
+        found = row_images.prepare(replace(batch, image_stages=stages), batch.num_tokens)
+    assert found is not None
+    tensors = found.features, found.index, found.positions
+    assert sum(tensor.nbytes for tensor in tensors) == buffers.num_bytes
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+    assert storages == {buffers._features.data_ptr(), buffers._numbers.data_ptr()}
 
 
 def test_a_step_that_does_not_fit_names_numbers_that_do(checkpoint: Path, memory: Memory) -> None:
