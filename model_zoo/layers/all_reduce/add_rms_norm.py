@@ -11,6 +11,10 @@
 #             for program p of all others (acquire).  Two calls in a row use different buffers:
 #             whoever has passed the barrier of a call knows that all ranks have read the buffer
 #             before it.  Epochs count on the device, so that a graph may be replayed
+#   wait      without a limit, as NCCL's, or as long as the word [PITCH] of EPOCHS says: then a
+#             program goes on with what is there, and says so in the word after it.  Limits are in
+#             microseconds on a GPU, and in polls where the kernel is interpreted.  Once a program
+#             has given up none waits for longer than a poll
 #   launch    dependents are launched at once; before the wait it reads the weight
 #   bound     NVLink: (world - 1) * T * N * bytes; for few rows the latency of a signal and a read
 #   checked   tests/model_zoo/layers/all_reduce/
@@ -20,10 +24,35 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra import cuda
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
+from attention.common.softmax import INTERPRETED
 from model_zoo.layers.all_reduce.symmetric_buffers import MAX_PROGRAMS, SymmetricBuffers
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
+
+
+@triton.jit
+def wait_for(word, epoch, LIMIT):
+    """Wait until a word has come to an epoch, or, unless LIMIT is 0, until that time is over."""
+    # A difference, because epochs wrap around.  Another rank may be one call ahead.
+    behind = tl.atomic_add(word, 0, sem="acquire", scope="sys") - epoch < 0
+    if behind:
+        limit = tl.load(LIMIT).to(tl.int64)
+        waited = limit - limit
+        began = waited
+        if not INTERPRETED:
+            began = cuda.globaltimer()
+        while behind:
+            behind = tl.atomic_add(word, 0, sem="acquire", scope="sys") - epoch < 0
+            if limit > 0:
+                if INTERPRETED:
+                    waited += 1
+                else:
+                    waited = (cuda.globaltimer() - began) // 1000
+                # Threads read the clock at different times: that of one decides for all.
+                is_over = (behind & (waited > limit)).to(tl.int32)
+                behind = behind & (tl.atomic_max(LIMIT + 1, is_over) == 0)
 
 
 @triton.jit
@@ -37,10 +66,7 @@ def barrier(PADS, EPOCHS, program, RANK: tl.constexpr, WORLD: tl.constexpr, PITC
     own = tl.load(PADS + RANK).to(tl.pointer_type(tl.int32))
     for rank in tl.static_range(WORLD):
         if rank != RANK:
-            word = own + rank * PITCH + program
-            # A difference, because epochs wrap around.  Another rank may be one call ahead.
-            while tl.atomic_add(word, 0, sem="acquire", scope="sys") - epoch < 0:
-                pass
+            wait_for(own + rank * PITCH + program, epoch, EPOCHS + PITCH)
     # All threads have read the old one: a thread that read the new one would wait for another call.
     tl.debug_barrier()
     tl.store(EPOCHS + program, epoch)

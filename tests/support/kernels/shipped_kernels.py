@@ -105,7 +105,7 @@ def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
         memory=memory,
         addresses=words,
         pads=words,
-        epochs=tensor(MAX_PROGRAMS, dtype=INT32),
+        epochs=tensor(MAX_PROGRAMS + 2, dtype=INT32),
         rank=1,
         world=world,
         max_rows=TOKENS,

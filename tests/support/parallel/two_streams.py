@@ -2,8 +2,9 @@
 
     python -m tests.support.parallel.two_streams ROWS REPLAYS
 
-Prints "equal" if both ranks had the same bits, and those of the sum, after every replay.  A barrier
-that does not open hangs: the caller sets a limit of time.
+Prints "equal" if both ranks had the same bits, and those of the sum, after every replay, and
+"gave up" if one that ran alone with a limit ended its calls and said so, and both were right again
+after it.  A barrier that does not open hangs: the caller sets a limit of time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import (
 
 SIZE, DTYPE, EPS = 4096, torch.bfloat16, 1e-6
 LAYERS = 6  # calls in a graph: an even number, so that a replay begins with the other turn
+LIMIT = 50_000  # microseconds
 
 
 class Rank:
@@ -70,6 +72,15 @@ def open_barriers(ranks: list[Rank], word: int) -> None:
     torch.cuda.synchronize()
 
 
+def give_up(rank: Rank) -> None:
+    """Its counterpart does not run."""
+    open_barriers([rank], 0)
+    rank.buffers.limit_waits(LIMIT)
+    rank.replay()
+    torch.cuda.synchronize()
+    assert rank.buffers.gave_up
+
+
 def main(rows: int, replays: int) -> None:
     count = allocation_bytes(rows, SIZE, DTYPE, 2)
     memories = [torch.zeros(count, dtype=torch.uint8, device="cuda") for _ in range(2)]
@@ -88,8 +99,18 @@ def main(rows: int, replays: int) -> None:
         open_barriers(ranks, 1 << 30)
         rank.replay()
         torch.cuda.synchronize()
+    replay_together(ranks, replays)
+    print("equal")
+    give_up(ranks[0])
+    replay_together(ranks, replays)
+    assert not ranks[0].buffers.gave_up
+    print("gave up")
+
+
+def replay_together(ranks: list[Rank], replays: int) -> None:
+    """With the barriers, and without a limit."""
     open_barriers(ranks, 0)
-    expected = torch.zeros(rows, SIZE, dtype=DTYPE, device="cuda")
+    expected = torch.zeros_like(ranks[0].residual)
     for replay in range(replays):
         for rank in ranks:
             rank.scale.fill_(1 + replay % 7)
@@ -105,7 +126,6 @@ def main(rows: int, replays: int) -> None:
         assert torch.equal(one.residual, expected), f"replay {replay}: not the sum"
         pairs = zip(one.outs, other.outs, strict=True)
         assert all(torch.equal(*pair) for pair in pairs), f"replay {replay}: norms differ"
-    print("equal")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The barrier and the bits of the all-reduce on GPUs: two streams of one, and two GPUs."""
+"""The barrier and the bits of the all-reduce on GPUs: two streams, and processes, of one; two."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ def run(*arguments: str) -> str:
 
 
 @pytest.mark.parametrize("rows", [1, 8, 100, 2048])
-def test_two_streams_of_a_gpu_get_the_same_bits_in_every_replay(rows: int):
-    assert "equal" in run("tests.support.parallel.two_streams", str(rows), "200")
+def test_two_streams_of_a_gpu_get_the_same_bits_and_one_alone_gives_up(rows: int):
+    said = run("tests.support.parallel.two_streams", str(rows), "200")
+    assert said.split("\n")[:2] == ["equal", "gave up"]
+
+
+def test_the_check_of_two_processes_of_a_gpu_finds_what_is_wrong():
+    assert "right, silent, wrong" in run("tests.support.parallel.two_processes")
 
 
 @pytest.mark.slow

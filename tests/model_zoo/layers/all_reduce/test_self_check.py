@@ -1,0 +1,121 @@
+"""The check of the fused all-reduce at start: what it finds, and that its waits end."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model_zoo.layers.all_reduce import self_check as checking
+from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.self_check import Exchange, self_check
+from model_zoo.layers.all_reduce.symmetric_buffers import (
+    MAX_PROGRAMS,
+    SymmetricBuffers,
+    allocation_bytes,
+    first_problem,
+    in_one_process,
+)
+
+FP32 = torch.float32
+ROWS, SIZE = 9, 64
+
+
+def buffers_of(world: int, device: str) -> list[SymmetricBuffers]:
+    """Those of all ranks, of which the first alone runs."""
+    count = allocation_bytes(ROWS, SIZE, FP32, world)
+    memories = [torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(world)]
+    return [in_one_process(memories, rank, ROWS, SIZE, FP32) for rank in range(world)]
+
+
+def alone(text: str) -> list[str]:
+    return [text]
+
+
+def with_a_silent_rank(text: str) -> list[str]:
+    return [text, ""]
+
+
+def test_right_sums_pass(device: str):
+    [buffers], summed = buffers_of(1, device), []
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        summed.append(len(x))
+        return x
+
+    assert self_check(buffers, all_reduce, alone) == ""
+    assert sorted(set(summed)) == [1, 8, ROWS] and len(summed) == 3 * checking.CALLS
+
+
+@pytest.mark.parametrize("plus_one", [False, True])
+def test_the_norm_is_that_of_the_model(device: str, plus_one: bool):
+    [buffers] = buffers_of(1, device)
+    assert self_check(buffers, lambda x: x, alone, plus_one=plus_one) == ""
+
+
+def test_another_sum_of_the_library_is_found(device: str):
+    """All calls are compared, as other ranks wait in the sums of each."""
+    [buffers], summed = buffers_of(1, device), []
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        summed.append(len(x))
+        x[0, 3] += 1 if len(x) == 8 else 0
+        return x
+
+    problem = self_check(buffers, all_reduce, alone)
+    assert problem == "rank 0: of 8 rows 1 of 512 values of the sum are wrong"
+    assert len(summed) == 3 * checking.CALLS
+
+
+def test_a_rank_that_does_not_come_is_not_waited_for_for_ever(device: str):
+    buffers, _other = buffers_of(2, device)
+    problem = self_check(buffers, lambda x: x, with_a_silent_rank, limit=100)
+    assert problem == "rank 0: a signal of another rank has not come"
+
+
+def test_results_that_differ_between_ranks_are_found(device: str):
+    def exchange(text: str) -> list[str]:
+        return [text, "another digest" if text else ""]
+
+    [buffers] = buffers_of(1, device)
+    assert "ranks' results" in self_check(buffers, lambda x: x, exchange)
+
+
+def exchange_with(problem: str) -> Exchange:
+    """The other rank has found this."""
+    return lambda text: [text, problem]
+
+
+def test_what_another_rank_finds_is_the_verdict_of_all(device: str):
+    [buffers] = buffers_of(1, device)
+    assert self_check(buffers, lambda x: x, exchange_with("no memory")) == "rank 1: no memory"
+
+
+def test_an_error_of_the_compiler_is_a_verdict(device: str, monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments: object, **options: object) -> None:
+        raise ValueError("cannot be compiled\nfor reasons")
+
+    monkeypatch.setattr(checking, "all_reduce_add_rms_norm", broken)
+    [buffers] = buffers_of(1, device)
+    problem = self_check(buffers, lambda x: x, alone)
+    assert problem == "rank 0: ValueError: cannot be compiled"
+
+
+def test_the_first_problem_has_the_number_of_its_rank():
+    assert first_problem(["", "x", "y"]) == "rank 1: x"
+    assert first_problem(["", ""]) == ""
+
+
+def test_a_wait_that_has_given_up_is_known_until_the_next_limit(device: str):
+    buffers, _other = buffers_of(2, device)
+    residual, weight = torch.zeros(3, SIZE, device=device), torch.ones(SIZE, device=device)
+    buffers.limit_waits(20)
+    for call in range(2):
+        all_reduce_add_rms_norm(buffers, call, residual, weight, 1e-6)
+    assert buffers.gave_up
+    assert buffers.epochs[:MAX_PROGRAMS].unique().tolist() == [0, 2]
+    buffers.limit_waits(20)
+    assert not buffers.gave_up
+    pads = buffers.memory[-2 * MAX_PROGRAMS * 4 :].view(torch.int32)
+    pads.fill_(3)  # the other rank has come to this call
+    all_reduce_add_rms_norm(buffers, 0, residual, weight, 1e-6)
+    assert not buffers.gave_up
