@@ -68,6 +68,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     prefix_cache: bool = True
     threads: int = 0  # compute threads on a CPU, of each rank
     expert_parallel: bool = False  # a rank has whole experts, not a part of each
+    disable_custom_all_reduce: bool = False  # ranks add their products by NCCL alone
     tensor_parallel: int = 1  # ranks, each with a part of every layer; 0: as many as it needs
     seed: int = 0
 

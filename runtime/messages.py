@@ -267,6 +267,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     # Of each stage of the image encoder, operations in 10^9: for a token of an image, and for a
     # pair of its tokens.
     encoder_costs: tuple[tuple[float, float], ...] = ()
+    all_reduce: str = ""  # how ranks add their products, if there are several
 
     @property
     def kv_capacity(self) -> KVCapacity:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_rows import QuantizedRows
@@ -59,7 +60,7 @@ class Attention(nn.Module):
         inp: ModelInput,
         cos_sin: Tensor | None,
         logit_rows: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
+    ) -> tuple[Addend | None, Tensor]:
         """x, residual [T, hidden] -> (output or None, residual), as Linear.add.
 
         cos_sin     of this layer's Rope; None: no rope

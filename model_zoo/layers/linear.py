@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
-from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
+from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl, LinearGemm, cublas
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
@@ -34,8 +35,6 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 # took 2 % less of a layer of 1667 rows than a GEMM followed by a fused sum and norm.  With 803 rows
 # addmm took up to 5 % longer than a GEMM; the total has not been measured there.
 MIN_ADDMM_ROWS = 1024
-
-
 # Codes that are packed or dequantized at once, which takes up to 20 bytes a code for a moment.
 FILLED_AT_ONCE = 1 << 24
 
@@ -198,7 +197,7 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(outputs, dtype=dtype), requires_grad=False) if bias else None
         )
         self._reordered: Tensor | None = None
-        self._gemms: GemmsByRows[GemmImpl] = GemmsByRows()
+        self._gemms: GemmsByRows[LinearGemm] = GemmsByRows()
         self.is_batch_invariant = False
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
@@ -243,8 +242,8 @@ class Linear(nn.Module):
 
     def use_gemms(
         self,
-        gemms: Mapping[int, GemmImpl],
-        fallback: GemmImpl | None = None,
+        gemms: Mapping[int, LinearGemm],
+        fallback: LinearGemm | None = None,
         *,
         batch_invariant: bool = False,
     ) -> None:
@@ -261,8 +260,8 @@ class Linear(nn.Module):
         else:
             self._gemms.update(gemms)
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Tensor | None, Tensor]:
-        """x [T, in], residual [T, out] -> (output or None, residual).
+    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
+        """x [T, in], residual [T, out] -> (what the next norm adds to the residual, residual).
 
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
         is added and rounded again.
@@ -276,9 +275,13 @@ class Linear(nn.Module):
             and x.dtype in (torch.bfloat16, torch.float16)
         ):
             return None, residual.addmm_(x, self.weight.t())
-        return self(x), residual
+        return self.for_norm(x), residual
 
-    def gemm_of(self, rows: int) -> GemmImpl | None:
+    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+        """x [T, in] -> [T, out], for a norm that adds it."""
+        return self(x)
+
+    def gemm_of(self, rows: int) -> LinearGemm | None:
         """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
         return self._gemms.of(rows)
 
@@ -289,15 +292,23 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, in] -> [T, out]."""
+        return self.product(x)
+
+    def product(self, x: Tensor | QuantizedRows, out: Tensor | None = None) -> Tensor:
+        """x [T, in] -> [T, out], in `out` if that is given, which is contiguous."""
         gemm = self.gemm_of(len(x))
         if isinstance(x, QuantizedRows):
             assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"
-            return gemm.product(x, self.operand, self.bias)
+            return gemm.product(x, self.operand, self.bias, out)
         if gemm is not None:
-            return gemm.run(x.contiguous(), self.operand, self.bias)
+            return gemm.run(x.contiguous(), self.operand, self.bias, out)
         assert self.packed is None, "use_quantized_gemms has not been called"
         if self._reordered is None:
-            return F.linear(x, self.weight, self.bias)
+            return cublas(x, self.weight, self.bias, out)
+        found = self._reordered_product(x)
+        return found if out is None else out.copy_(found)
+
+    def _reordered_product(self, x: Tensor) -> Tensor:
         rows = padded_rows(len(x))
         if rows > len(x):
             padded = F.pad(x, (0, 0, 0, rows - len(x)))

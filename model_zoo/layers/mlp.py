@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear, SwigluLinear
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
@@ -20,9 +21,13 @@ class SwigluMLP(nn.Module):
         """As Linear.input_scales."""
         return self.gate_up.input_scales(rows)
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""
         return self.down.add(self.gate_up.swiglu(x, consumer=self.down), residual)
+
+    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+        """x [T, size] -> [T, size], as Linear.for_norm."""
+        return self.down.for_norm(self.gate_up.swiglu(x, consumer=self.down))
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, size] -> [T, size]."""

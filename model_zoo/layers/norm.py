@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.all_reduce.partial_sum import Addend, PartialSum
 from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
 
 
@@ -34,7 +35,7 @@ class RMSNorm(nn.Module):
 
     def add(
         self,
-        x: Tensor | None,
+        x: Addend | None,
         residual: Tensor,
         post: RMSNorm | None = None,
         *,
@@ -42,11 +43,12 @@ class RMSNorm(nn.Module):
     ) -> tuple[Tensor | QuantizedRows, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x         None: residual already is the sum
+        x         a PartialSum is added over all ranks, too; None: residual already is the sum
         post      norm of x, before it is added; with the same eps and plus_one
         consumer  of the norm, which is quantized if the consumer takes that; None: takes a Tensor
         """
-        if not fused_kernels.use_fused_kernels(residual.device):
+        is_partial = isinstance(x, PartialSum)
+        if not is_partial and not fused_kernels.use_fused_kernels(residual.device):
             if x is not None:
                 residual = residual + (x if post is None else post(x))
             return self(residual), residual
@@ -55,6 +57,9 @@ class RMSNorm(nn.Module):
         if post is not None:
             assert (post.eps, post.plus_one) == (self.eps, self.plus_one)
             post_weight = post.weight
+        if is_partial:
+            options = {"post_weight": post_weight, "plus_one": self.plus_one, "scales": scales}
+            return x.add_rms_norm(residual, self.weight, self.eps, **options), residual
         return self._add_fused(x, residual, post_weight, scales), residual
 
     def _add_fused(

@@ -45,8 +45,13 @@ class QuantizedRowsGemm(ABC):
     kind: ScaleKind
 
     @abstractmethod
-    def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
-        """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+    def product(
+        self, x: QuantizedRows, weight: Any, bias: Tensor | None, out: Tensor | None = None
+    ) -> Tensor:
+        """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N].
+
+        out: as of LinearGemm.run
+        """
 
 
 class Consumer(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer, QuantizedRows
 from model_zoo.parallel.communicator import Communicator
@@ -44,10 +45,18 @@ class RowParallelLinear(Linear):
         )
         self._communicator = communicator
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """As Linear.add; every rank has all of the residual, which is added after the sum."""
-        return self(x), residual
+        return self.for_norm(x), residual
+
+    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+        """As forward, or this rank's part of the sum, where the norm computes it."""
+        partial = self._communicator.partial_sum(len(x))
+        if partial is None:
+            return self(x)
+        self.product(x, partial.part)
+        return partial
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, in], this rank's inputs -> [T, out], the sum over all ranks."""
-        return self._communicator.all_reduce(super().forward(x))
+        return self._communicator.all_reduce(self.product(x))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
@@ -58,17 +59,19 @@ class Layer(nn.Module):
         inp: ModelInput,
         cos_sin: Tensor,
         logit_rows: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Addend, Tensor]:
         """x, the norm of residual, and residual [T, hidden] -> (MLP output, residual).
 
         The output is yet to be normed by post_mlp_norm and added.  logit_rows: as for
         Attention.add.
         """
-        x = self.attention.out(self.attention.mix(x, inp, cos_sin, logit_rows))
+        mixed = self.attention.out.for_norm(self.attention.mix(x, inp, cos_sin, logit_rows))
         if logit_rows is not None:
             residual = residual.index_select(0, logit_rows)
-        x, residual = self.mlp_norm.add(x, residual, self.post_attention_norm, consumer=self.mlp)
-        return self.mlp(x), residual
+        x, residual = self.mlp_norm.add(
+            mixed, residual, self.post_attention_norm, consumer=self.mlp
+        )
+        return self.mlp.for_norm(x), residual
 
 
 class Gemma(Model):
@@ -93,8 +96,8 @@ class Gemma(Model):
         for layer, norm, consumer in zip(self.layers, norms[1:], consumers[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
             local = layer.attention.spec.window > 0
-            x, residual = layer(x, residual, inp, cos_sin[-1 if local else 0], logit_rows)
-            x, residual = norm.add(x, residual, layer.post_mlp_norm, consumer=consumer)
+            added, residual = layer(x, residual, inp, cos_sin[-1 if local else 0], logit_rows)
+            x, residual = norm.add(added, residual, layer.post_mlp_norm, consumer=consumer)
         return x
 
     def other_weights(self) -> Weights:

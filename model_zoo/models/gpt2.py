@@ -47,8 +47,10 @@ class Layer(nn.Module):
 
         logit_rows: as for Attention.add.
         """
-        added, residual = self.attention.add(x, residual, inp, None, logit_rows)
-        x, residual = self.mlp_norm.add(added, residual)
+        mixed = self.attention.out(self.attention.mix(x, inp, None, logit_rows))
+        if logit_rows is not None:
+            residual = residual.index_select(0, logit_rows)
+        x, residual = self.mlp_norm.add(mixed, residual)
         return self.mlp(x), residual
 
 

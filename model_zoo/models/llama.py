@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
@@ -53,7 +54,7 @@ class Layer(nn.Module):
         inp: ModelInput,
         cos_sin: Tensor,
         logit_rows: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
+    ) -> tuple[Addend | None, Tensor]:
         """x, the norm of residual, and residual [T, hidden] -> (MLP output or None, residual).
 
         None: it is added to the residual already.  logit_rows: as for Attention.add.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from model_zoo.config import ModelConfig
 from model_zoo.families.model_config import VISION_WEIGHTS
 from model_zoo.inputs import ModelInput
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.delta_net.block import DeltaNet, delta_net_rows
 from model_zoo.layers.delta_net.inputs import DeltaNetRows
@@ -69,7 +70,7 @@ class Layer(nn.Module):
         cos_sin: Tensor,
         rows: DeltaNetRows | None,
         logit_rows: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
+    ) -> tuple[Addend | None, Tensor]:
         """x, the norm of residual, and residual [T, hidden] -> (MLP output or None, residual).
 
         None: it is added to the residual already.  logit_rows: as for Attention.add.

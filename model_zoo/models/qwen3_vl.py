@@ -39,12 +39,12 @@ class Qwen3VL(ReadsImages, Llama):
         following = zip(self.layers, norms[1:], consumers[1:], strict=True)
         for number, (layer, norm, consumer) in enumerate(following):
             logit_rows = inp.ends if layer is self.layers[-1] else None
-            x, residual = layer(x, residual, inp, cos_sin, logit_rows)
+            added, residual = layer(x, residual, inp, cos_sin, logit_rows)
             if logit_rows is not None:
                 index = index.index_select(0, logit_rows)
             if number < num_added:
                 residual = residual + features_of(images, 1 + number, index)
-            x, residual = norm.add(x, residual, consumer=consumer)
+            x, residual = norm.add(added, residual, consumer=consumer)
         return x
 
     def other_weights(self) -> Weights:

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from model_zoo.layers.all_reduce.partial_sum import FusedSums, PartialSum
+
 
 class Communicator(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -19,6 +21,13 @@ class Communicator(Protocol):
 
     def gather(self, x: Tensor) -> Tensor:
         """x [R, N] of each rank -> [R, size * N], those of rank 0 first."""
+        ...
+
+    def partial_sum(self, rows: int) -> PartialSum | None:
+        """Where a product of so many rows belongs that the next norm adds over all ranks.
+
+        None: all_reduce it
+        """
         ...
 
 
@@ -31,6 +40,9 @@ class Alone:
     def gather(self, x: Tensor) -> Tensor:
         return x
 
+    def partial_sum(self, rows: int) -> None:
+        return None
+
 
 class ProcessGroupCommunicator:
     """By a process group of torch.distributed: NCCL on GPUs, gloo on CPUs.
@@ -39,15 +51,23 @@ class ProcessGroupCommunicator:
     libraries choose their algorithm by it, and with more than two ranks the order of the sum.
 
     is_silent  ranks do not wait for each other, and results mean nothing: kernels are compiled
+    fused      the sums that norms compute; None: the library computes all
     """
 
     is_silent = False
+    fused: FusedSums | None = None
 
     def __init__(self, group: dist.ProcessGroup, *, in_order: bool = False) -> None:
         self._group, self._size = group, group.size()
+        self.in_order = in_order
         self._gathers = in_order and self._size > 2
 
+    def partial_sum(self, rows: int) -> PartialSum | None:
+        return None if self.fused is None else self.fused.begin(rows)
+
     def all_reduce(self, x: Tensor) -> Tensor:
+        if self.fused is not None:
+            self.fused.restart()
         if self.is_silent:
             return x
         if self._gathers:

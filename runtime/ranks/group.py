@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from model_zoo.layers.all_reduce.symmetric_buffers import Rendezvous, SymmetricMemory
 from model_zoo.parallel.communicator import Alone, Communicator, ProcessGroupCommunicator
 from runtime.config import ConfigError
 from runtime.memory_plan import MemoryPlan
@@ -23,17 +25,21 @@ from runtime.memory_plan import MemoryPlan
 START_SECONDS = 1800.0  # that ranks may differ while weights are read and kernels are compiled
 STALL_SECONDS = 30.0  # in which all ranks must have reached the same sum of a step
 # Two GPUs of a host need no multicast, which guests often lack.
-ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0"}
+ENVIRONMENT = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """rank, size; `communicator` is for the model, `control` for numbers of the host."""
+    """rank, size; `communicator` is for the model, `control` for numbers of the host.
+
+    rendezvous: how kernels of the ranks come to read each other's memory; None: they do not
+    """
 
     rank: int = 0
     size: int = 1
     communicator: Communicator | None = None
     control: dist.ProcessGroup | None = None
+    rendezvous: Rendezvous | None = None
 
     @classmethod
     def join(cls, rank: int, size: int, store: str, *, device: str, deterministic: bool) -> Ranks:
@@ -71,7 +77,8 @@ class Ranks:
         seconds = START_SECONDS if on_gpu else STALL_SECONDS
         group = _group("nccl" if on_gpu else "gloo", seconds)
         communicator = ProcessGroupCommunicator(group, in_order=deterministic)
-        return cls(rank, size, communicator, _group("gloo", START_SECONDS))
+        rendezvous = SymmetricMemory(group) if on_gpu else None
+        return cls(rank, size, communicator, _group("gloo", START_SECONDS), rendezvous)
 
     @property
     def leads(self) -> bool:
@@ -83,6 +90,13 @@ class Ranks:
 
     def most(self, *numbers: int) -> list[int]:
         return self._reduce(numbers, dist.ReduceOp.MAX)
+
+    def exchange(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order; waits for all."""
+        found: list[Any] = [text] * self.size
+        if self.control is not None:
+            dist.all_gather_object(found, text, group=self.control)
+        return found
 
     def _reduce(self, numbers: tuple[int, ...], operation: dist.ReduceOp.RedOpType) -> list[int]:
         if self.control is None:

@@ -210,8 +210,11 @@ def _parts(
     lines = [_line("weights", size(stored), f"{named}; {', '.join(others)}; exact")]
     if target.kind == "cpu" and (copies := copy_bytes(config, DTYPES[target.dtype])):
         lines.append(_line("copies", size(copies), "the LM head, repacked for GEMMs; exact"))
+    state = "sequence slots and attention plans"
+    if requested.tensor_parallel > 1:
+        state = "sequence slots, attention plans, buffers of sums over ranks"
     reasons = {
-        "state": (plan.state, "sequence slots and attention plans; estimated"),
+        "state": (plan.state, f"{state}; estimated"),
         "activations": (plan.activations, "peak of the largest step, and libraries; estimated"),
         "graphs": (plan.graphs, "CUDA graphs; estimated"),
     }

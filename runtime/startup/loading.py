@@ -30,6 +30,7 @@ from runtime.messages import Ready
 from runtime.precompile.pool import Compilers
 from runtime.ranks.group import ALONE, Ranks
 from runtime.snapshot import WavePicture
+from runtime.startup.all_reduce import choose_all_reduce
 from runtime.startup.calculated_scales import calculate_kv_scales
 from runtime.startup.deterministic import use_deterministic_gemms
 from runtime.startup.device import free_bytes
@@ -111,6 +112,7 @@ class _LoadedParts:
     memory: list[tuple[str, int]]
     plan: MemoryPlan
     profiler: MemoryProfiler | None = None
+    all_reduce: str = ""  # how ranks add their products, for the start report
 
 
 def _on_gpu(
@@ -142,6 +144,8 @@ def _on_gpu(
         autotune_experts(loading.model)
         for sentence in slow_layers(loading.model):
             log.warning("%s", sentence)
+        tokens = engine_spec.resolve_config(plan).max_batched_tokens
+        all_reduce = choose_all_reduce(engine_spec, loading.model.norm, tokens)
         timeline.mark("gemms")
         progress("memory", 0, 1)
     plan = ranks.agree(profiler.measure())
@@ -152,7 +156,15 @@ def _on_gpu(
     timeline.mark("memory")
     memory = plan.lines(kv.num_bytes, _state_bytes(kv))
     return _LoadedParts(
-        loading.model, resolved, profiler.executor, profiler.backend, kv, memory, plan, profiler
+        loading.model,
+        resolved,
+        profiler.executor,
+        profiler.backend,
+        kv,
+        memory,
+        plan,
+        profiler,
+        all_reduce,
     )
 
 
@@ -173,12 +185,14 @@ def _on_cpu(
     [free] = engine_spec.ranks.least(free)
     plan = cpu_memory_plan(engine_spec.requested, free // engine_spec.ranks.size)
     resolved = engine_spec.resolve_config(plan)
+    all_reduce = choose_all_reduce(engine_spec, loading.model.norm, resolved.max_batched_tokens)
     kv = engine_spec.kv_pool(resolved.num_pages, resolved)
     backend = engine_spec.backend(resolved)
     executor = engine_spec.executor(loading.model, resolved, kv, backend)
     memory = [("weights", _weight_bytes(loading.model)), ("KV", kv.num_bytes)]
     memory += [("states", _state_bytes(kv))] if kv.states is not None else []
-    return _LoadedParts(loading.model, resolved, executor, backend, kv, memory, plan)
+    parts = loading.model, resolved, executor, backend, kv, memory, plan
+    return _LoadedParts(*parts, all_reduce=all_reduce)
 
 
 def _ready(
@@ -212,6 +226,7 @@ def _ready(
         reads_images=bool(resolved.image_token_side),
         ranks=engine_spec.ranks.size,
         encoder_costs=resolved.encoder_stages,
+        all_reduce=parts.all_reduce,
     )
 
 

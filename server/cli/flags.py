@@ -102,6 +102,8 @@ ENGINE_FLAGS = {
     "a part of every layer; auto (or 0): the fewest GPUs that hold it and some KV",
     "expert_parallel": "with --tensor-parallel: a GPU has whole experts, and not a part of each, "
     "as block-quantized experts need that cannot be cut",
+    "disable_custom_all_reduce": "with --tensor-parallel: add what the GPUs have computed by NCCL, "
+    "and not in the kernels of the norms, which are checked and timed against it at every start",
     "seed": "of the random numbers from which requests without a seed get one",
 }
 METAVARS = {

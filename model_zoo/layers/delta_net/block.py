@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from model_zoo.families.delta_net_config import DeltaNetConfig
 from model_zoo.inputs import ModelInput
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net, plan_rows
 from model_zoo.layers.delta_net.inputs import (
     DeltaNetRows,
@@ -56,7 +57,7 @@ class DeltaNet(nn.Module):
         inp: ModelInput,
         rows: DeltaNetRows,
         logit_rows: Tensor | None = None,
-    ) -> tuple[Tensor | None, Tensor]:
+    ) -> tuple[Addend | None, Tensor]:
         """x, residual [T, hidden] -> (output or None, residual), as Attention.add.
 
         rows: those of the step, planned

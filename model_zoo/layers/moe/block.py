@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.moe.router import Router
@@ -31,9 +32,13 @@ class MoE(nn.Module):
     def input_scales(self, rows: int) -> None:
         """The router and the experts take 16 bits, for any number of rows."""
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+    def add(self, x: Tensor, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)
         shared = None if self.shared is None else self.shared(x)
-        y = self.experts(x, routed.ids, routed.weights, shared, routed.shared_gate)
-        return self._communicator.all_reduce(y), residual
+        of_router = routed.ids, routed.weights, shared, routed.shared_gate
+        partial = self._communicator.partial_sum(len(x))
+        if partial is not None:
+            self.experts(x, *of_router, out=partial.part)
+            return partial, residual
+        return self._communicator.all_reduce(self.experts(x, *of_router)), residual

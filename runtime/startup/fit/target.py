@@ -28,6 +28,7 @@ from runtime.config import (
 )
 from runtime.executor.state_store import LANES
 from runtime.memory_plan import MemoryPlan, size
+from runtime.startup.all_reduce import sum_bytes
 from runtime.startup.device import (
     DTYPES,
     choose_device,
@@ -127,7 +128,7 @@ def memory_plan(requested: EngineConfig, config: ModelConfig, target: TargetDevi
     if requested.prefix_cache:  # recurrent states on their way to and from snapshots
         state_bytes = model_facts(requested, config, target).state_bytes
         plan = replace(plan, state=plan.state + LANES * state_bytes)
-    return plan
+    return replace(plan, state=plan.state + sum_bytes(requested, config, dtype, tokens))
 
 
 def resolve_config(

@@ -17,6 +17,7 @@ from server.process.report.loading_report import LoadingReport
 from server.process.report.unused_options import (
     unused_file_options,
     unused_image_options,
+    unused_rank_options,
     unused_state_options,
 )
 
@@ -91,6 +92,9 @@ class Reporter:
         states = unused_state_options(self._config.engine)
         if states and not ready.num_states:
             _warn(states, f"{name} has no recurrent states")
+        ranks = unused_rank_options(self._config.engine)
+        if ranks and ready.ranks == 1:
+            _warn(ranks, f"one device has all of {name}")
         images = unused_image_options(self._config)
         if images and not (ready.reads_images and self._processes):
             _warn(images, _why_text(ready, name))
@@ -157,10 +161,13 @@ def engine_line(index: int, count: int, ready: Ready) -> str:
 
 
 def _ranks(config: ServerConfig, ready: Ready) -> str:
-    """Why --tensor-parallel auto has taken as many devices as it has, and --expert-parallel."""
+    """Why --tensor-parallel auto has taken as many devices as it has, --expert-parallel, and how
+    the devices add what each has computed."""
     parts = [f"--tensor-parallel auto: {ready.why_ranks}"] if ready.why_ranks else []
     if config.engine.expert_parallel and ready.ranks > 1:
         parts.append("whole experts on each")
+    if ready.all_reduce:
+        parts.append(f"sums {ready.all_reduce}")
     return f"  ranks   {' | '.join(parts)}\n" if parts else ""
 
 

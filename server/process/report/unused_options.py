@@ -7,6 +7,7 @@ from server.config import ServerConfig
 
 OPTIONS_OF_FILES = ("max_file_bytes", "max_data_bytes", "batch_concurrency")
 OPTIONS_OF_STATES = ("snapshot_every", "snapshot_bytes", "state_dtype")
+OPTIONS_OF_RANKS = ("disable_custom_all_reduce",)
 
 
 def unused_file_options(config: ServerConfig) -> list[str]:
@@ -17,6 +18,11 @@ def unused_file_options(config: ServerConfig) -> list[str]:
 def unused_state_options(config: EngineConfig) -> list[str]:
     """Those of recurrent states, for a model that has none."""
     return _changed(config, EngineConfig(model=config.model), OPTIONS_OF_STATES)
+
+
+def unused_rank_options(config: EngineConfig) -> list[str]:
+    """Those of several ranks, for a model that one device has."""
+    return _changed(config, EngineConfig(model=config.model), OPTIONS_OF_RANKS)
 
 
 def unused_image_options(config: ServerConfig) -> list[str]:

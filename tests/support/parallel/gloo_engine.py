@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from runtime.ranks.group import ALONE, Ranks
 from runtime.ranks.messages import encode
 from runtime.startup.loading import load
 from tests.support.engine.device_engine import FitRules
+from tests.support.parallel.mapped_memory import MappedMemory
 from tests.support.paths import ROOT
 
 MAX_STEPS = 2000
@@ -29,18 +31,25 @@ MAX_STEPS = 2000
 class TwoRanks:
     """This process is rank 0."""
 
-    def __init__(self, folder: Path, device: DeviceName = "cpu") -> None:
+    def __init__(
+        self, folder: Path, device: DeviceName = "cpu", *, fused_sums: bool = False
+    ) -> None:
+        """fused_sums: the norms of a CPU compute the sums over ranks, on interpreted kernels"""
         self.device: DeviceName = device
         ends, store = Ends.create(1), str(folder / "store")
         self.sender = BroadcastSender(ends, stall_seconds=30)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.support.parallel.gloo_rank", store, device]
-            + [str(end) for end in ends.of_reader(0)],
+            + [str(end) for end in ends.of_reader(0)]
+            + [str(folder)] * fused_sums,
             stdin=subprocess.PIPE,
             pass_fds=ends.of_reader(0),
             cwd=ROOT,
         )
         self.ranks = Ranks.join(0, 2, store, device=device, deterministic=False)
+        if fused_sums:
+            memory = MappedMemory(folder, 0)
+            self.ranks = dataclasses.replace(self.ranks, rendezvous=memory)
 
     @contextmanager
     def engine(self, config: EngineConfig, grammars: FitRules | None = None) -> Iterator[Engine]:

@@ -75,6 +75,13 @@ def test_the_report_says_that_each_device_has_whole_experts():
     assert "whole experts" not in start_report(ServerConfig(), replace(FACTS, ranks=2))
 
 
+def test_the_report_says_how_devices_add_what_they_have_computed():
+    said = "in the norms up to 512 tokens, by NCCL above"
+    text = start_report(ServerConfig(), replace(FACTS, ranks=2, all_reduce=said))
+    assert f"  ranks   sums {said}\n" in text
+    assert "sums" not in report()
+
+
 def test_the_report_has_the_limits():
     text = report()
     assert "512 tokens a request | 64 running, 1,024 with the queue | 512 tokens a step" in text
@@ -240,6 +247,20 @@ async def test_options_of_images_given_for_a_model_of_text_are_warned_of(
     assert len(found) == bool(why)
     said = "--image-urls and --limit-mm-per-prompt: without effect, since "
     assert all(message.startswith(said) and why in message for message in found)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_an_option_of_sums_is_warned_of_where_one_device_has_the_model(
+    ranks: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    end_after_two_moments(monkeypatch)
+    engine = EngineConfig(model="m", disable_custom_all_reduce=True)
+    client = ReportedClient(replace(FACTS, ranks=ranks))
+    with caplog.at_level("WARNING"), pytest.raises(EOFError):
+        await Reporter(ServerConfig(log_level="error", engine=engine), client).run()  # type: ignore[arg-type]
+    said = [record.getMessage() for record in caplog.records]
+    warned = any(text.startswith("--disable-custom-all-reduce: without effect") for text in said)
+    assert warned == (ranks == 1)
 
 
 @pytest.mark.parametrize("num_states", [0, 8])

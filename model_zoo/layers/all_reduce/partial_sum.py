@@ -1,0 +1,86 @@
+"""PartialSum: a rank's part of a sum over all ranks, which the next norm computes.
+
+A row-parallel product is written where all ranks can read it, and the kernel of the norm after it
+adds the parts: no all-reduce is launched, and the sum is not stored and read again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
+
+if TYPE_CHECKING:
+    from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
+
+
+@dataclass(frozen=True, slots=True)
+class PartialSum:
+    """part  [T, N] in a symmetric buffer: what this rank adds
+    turn  of the buffers
+    """
+
+    buffers: SymmetricBuffers
+    turn: int
+    part: Tensor
+
+    def __len__(self) -> int:
+        return len(self.part)
+
+    def add_rms_norm(
+        self,
+        residual: Tensor,
+        weight: Tensor,
+        eps: float,
+        *,
+        post_weight: Tensor | None = None,
+        plus_one: bool = False,
+        scales: ScaleKind | None = None,
+    ) -> Tensor | QuantizedRows:
+        """residual [T, N] += the sum of all ranks' parts; returns rms_norm(residual) * weight [N].
+
+        post_weight, plus_one: as in all_reduce_add_rms_norm; scales: of the norm as 8-bit codes
+        """
+        assert len(residual) == len(self)
+        options = {"post_weight": post_weight, "plus_one": plus_one}
+        arguments = self.buffers, self.turn, residual, weight, eps
+        if scales is not None:
+            from model_zoo.layers.all_reduce.add_rms_norm_quantize import (
+                all_reduce_add_rms_norm_quantize,
+            )
+
+            return all_reduce_add_rms_norm_quantize(*arguments, scales, **options)
+        from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+
+        return all_reduce_add_rms_norm(*arguments, **options)
+
+
+# What a norm adds to the residual: a whole output, or this rank's part of it.
+Addend = Tensor | PartialSum
+
+
+class FusedSums:
+    """The sums over ranks that norms compute: of how many rows, and in which of the buffers.
+
+    most_rows  products of more rows are summed by the library
+    """
+
+    def __init__(self, buffers: SymmetricBuffers) -> None:
+        self.buffers, self.most_rows = buffers, buffers.max_rows
+        self._turn = 0
+
+    def begin(self, rows: int) -> PartialSum | None:
+        """Where a product of so many rows belongs; None: the library sums it."""
+        if not 0 < rows <= self.most_rows:  # of no rows no rank would wait for another
+            return None
+        turn, self._turn = self._turn, (self._turn + 1) % TURNS
+        return PartialSum(self.buffers, turn, self.buffers.part(turn, rows))
+
+    def restart(self) -> None:
+        """Begin with the first buffer: after a sum of the library, in which all ranks take part,
+        none reads any.  Every step has one, of its embeddings, so that all ranks and all graphs
+        take the same turns, whatever ran before."""
+        self._turn = 0

@@ -1,0 +1,44 @@
+"""Memory of two processes that both read and write: files that each has mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+RANKS = 2
+
+
+class MappedMemory:
+    """As SymmetricMemory of GPUs.  folder: the same for all ranks"""
+
+    max_bytes = 8 * 64 * 4  # few rows of the tiny models, so that prompts have more
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._folder, self._rank, self._allocated = folder, rank, 0
+        self._others: list[Tensor] = []  # mapped as long as they are used
+
+    def problem(self) -> str:
+        return ""
+
+    def allocate(self, count: int, device: torch.device) -> Tensor:
+        self._allocated += 1
+        path = self._path(self._rank)
+        path.write_bytes(bytes(count))
+        return self._map(path, count)
+
+    def addresses(self, memory: Tensor) -> Sequence[int]:
+        mapped = [
+            memory if rank == self._rank else self._map(self._path(rank), len(memory))
+            for rank in range(RANKS)
+        ]
+        self._others += mapped
+        return [each.data_ptr() for each in mapped]
+
+    def _path(self, rank: int) -> Path:
+        return self._folder / f"{self._allocated}.{rank}"
+
+    def _map(self, path: Path, count: int) -> Tensor:
+        return torch.from_file(str(path), shared=True, size=count, dtype=torch.uint8)
