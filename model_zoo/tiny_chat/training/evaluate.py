@@ -10,7 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from .data import ChatMessage, questions
 from .dialogs import KINDS, Dialog, held_dialogs
@@ -37,6 +43,13 @@ HELD_OUT = {
 MARKERS = re.compile(r"(<!-- accuracy -->\n).*?(<!-- /accuracy -->)", re.DOTALL)
 
 
+def load(directory: Path, dtype: torch.dtype) -> PreTrainedModel:
+    """With the image encoder if the directory has one: it changes nothing without images."""
+    has_encoder = (directory / "preprocessor_config.json").is_file()
+    kind = AutoModelForImageTextToText if has_encoder else AutoModelForCausalLM
+    return kind.from_pretrained(directory, dtype=dtype)
+
+
 def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: list[ChatMessage] | Dialog) -> str:
     dialog = prompt if isinstance(prompt, Dialog) else Dialog([*prompt, {"role": "assistant"}])
     return tokenizer.apply_chat_template(
@@ -50,7 +63,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, prompt: list[ChatMessage] | 
 
 @torch.inference_mode()
 def answers(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     prompts: Sequence[list[ChatMessage] | Dialog],
     temperature: float = 0.0,
@@ -95,7 +108,7 @@ def is_right(dialog: Dialog, said: str) -> bool:
 
 
 def accuracy(
-    model: Qwen3ForCausalLM,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     skill: str,
     count: int,
@@ -134,7 +147,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.manual_seed(1)
     tokenizer = AutoTokenizer.from_pretrained(MODEL)
-    model = Qwen3ForCausalLM.from_pretrained(args.directory, dtype=torch.bfloat16)
+    model = load(args.directory, torch.bfloat16)
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     rows: list[tuple[str, float, float]] = []
     for skill in HELD_OUT:

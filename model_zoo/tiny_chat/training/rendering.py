@@ -12,6 +12,15 @@ from .functions import JsonValue
 
 # Thinking is off unless the request turns it on; the prompt then ends within the reasoning.
 CHAT_TEMPLATE = """\
+{%- macro shown(content) %}
+{%- if content is string %}
+{{- content }}
+{%- else %}
+{%- for part in content or [] %}
+{{- '<|vision_start|><|image_pad|><|vision_end|>' if part.type == 'image' else part.text }}
+{%- endfor %}
+{%- endif %}
+{%- endmacro %}
 {%- set thinks = (reasoning_effort or 'none') not in ['none', 'minimal'] %}
 {%- if enable_thinking is defined %}
 {%- set thinks = enable_thinking %}
@@ -21,7 +30,7 @@ CHAT_TEMPLATE = """\
 {%- if tools %}
 {{- '<|im_start|>system\\n' }}
 {%- if has_system %}
-{{- first.content ~ '\\n\\n' }}
+{{- shown(first.content) ~ '\\n\\n' }}
 {%- endif %}
 {{- '# Tools\\n<tools>\\n' }}
 {%- for tool in tools %}
@@ -40,7 +49,7 @@ CHAT_TEMPLATE = """\
 {{- raise_exception('tiny-chat knows the roles system, developer, user, assistant and tool, not '
     ~ message.role) }}
 {%- endif %}
-{%- set content = message.content or '' %}
+{%- set content = shown(message.content) %}
 {%- if role == 'tool' %}
 {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
 {{- '<|im_start|>user\\n' }}

@@ -22,6 +22,14 @@ NUM_CONVERSATIONS = 100_000
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Plain text to a reader, one token each to the model.
 RESERVED = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+# Of images.  Their ids are those of bytes that no UTF-8 has, which no text can use: so vocabulary
+# and weights of the text model are the same with images and without.
+IMAGE_TOKENS = {
+    0xF5: "<|vision_start|>",
+    0xF6: "<|vision_end|>",
+    0xF7: "<|image_pad|>",
+    0xF8: "<|video_pad|>",
+}
 # Words keep their leading space; every digit stands alone, so that sums are learned by column.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -42,7 +50,7 @@ def texts(count: int) -> Iterator[str]:
 
 
 def build(count: int = NUM_CONVERSATIONS) -> Tokenizer:
-    """A tokenizer that encodes and decodes any UTF-8: all 256 bytes are in the vocabulary."""
+    """A tokenizer that encodes and decodes any UTF-8, byte by byte where it has to."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -60,7 +68,23 @@ def build(count: int = NUM_CONVERSATIONS) -> Tokenizer:
     tokenizer.train_from_iterator(texts(count), trainer)
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in RESERVED])
     assert tokenizer.get_vocab_size() == VOCAB_SIZE, tokenizer.get_vocab_size()
-    return tokenizer
+    return with_image_tokens(tokenizer)
+
+
+def with_image_tokens(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with IMAGE_TOKENS, which take the places of their bytes."""
+    described = json.loads(tokenizer.to_str())
+    vocabulary = described["model"]["vocab"]
+    for byte, token in IMAGE_TOKENS.items():
+        # Such bytes are written as the letter of that number.
+        vocabulary[token] = vocabulary.pop(chr(byte))
+        entry = AddedToken(token, special=True, normalized=False)
+        names = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+        described["added_tokens"].append(
+            {"id": vocabulary[token], **{name: getattr(entry, name) for name in names}}
+        )
+    described["added_tokens"].sort(key=lambda one: one["id"])
+    return Tokenizer.from_str(json.dumps(described))
 
 
 def save(tokenizer: Tokenizer, out: Path) -> None:
@@ -73,7 +97,7 @@ def save(tokenizer: Tokenizer, out: Path) -> None:
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
         "unk_token": None,
-        "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+        "additional_special_tokens": ["<|im_start|>", "<|im_end|>", *IMAGE_TOKENS.values()],
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,

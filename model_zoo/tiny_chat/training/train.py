@@ -1,8 +1,9 @@
-"""Trains tiny-chat on conversations that worker processes keep generating.
+"""Trains tiny-chat's text model on conversations that worker processes keep generating.
 
 `python -m model_zoo.tiny_chat.training.train --minutes 8 --out DIR` writes config.json and
-model.safetensors (bfloat16). The tokenizer of this folder must exist. No example is seen twice on
-purpose: the data has no end, the time budget sets the length of the cosine.
+model.safetensors (bfloat16) of a model without images, to which `training.images` adds an encoder.
+The tokenizer of this folder must exist. No example is seen twice on purpose: the data has no end,
+the time budget sets the length of the cosine.
 """
 
 import argparse
@@ -27,7 +28,7 @@ from .dialogs import SHARES, Dialog, dialog
 from .rendering import segments_of
 from .tokenizer import VOCAB_SIZE
 
-MODEL = Path(__file__).parent.parent  # what training writes, and what is shipped
+MODEL = Path(__file__).parent.parent  # what is shipped
 BUCKETS = (64, 128, 192, 256, 384, 512, 1024, 2048)  # padded lengths; batches have one length each
 PLAIN_SHARE = 0.03
 IGNORE = -100
@@ -200,7 +201,7 @@ def train(args: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=MODEL)
+    parser.add_argument("--out", type=Path, default=Path("tiny-chat-text"))
     parser.add_argument("--minutes", type=float, default=8.0, help="time budget of the training")
     parser.add_argument("--max-steps", type=int, default=10**9)
     parser.add_argument("--batch-tokens", type=int, default=49152)

@@ -112,6 +112,6 @@ def test_a_size_that_does_not_divide_the_model_is_refused_in_one_line():
     assert ran.returncode == 2
     errors = [line for line in ran.stderr.splitlines() if line.startswith("error:")]
     assert errors == [
-        "error: --tensor-parallel 3: 3 does not divide the 4 attention heads of this qwen3 model: "
-        "sizes that divide it: 2, 4"
+        "error: --tensor-parallel 3: 3 does not divide the 4 attention heads of this qwen3_vl "
+        "model: sizes that divide it: 2, 4"
     ]

@@ -12,17 +12,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 import model_zoo.tiny_chat
 from model_zoo.tiny_chat.training.data import conversation, questions
-from model_zoo.tiny_chat.training.evaluate import answers
+from model_zoo.tiny_chat.training.evaluate import answers, load
+from model_zoo.tiny_chat.training.images.checkpoint import TOKENS
 from model_zoo.tiny_chat.training.phrases import CHOICE, Phrasings
 from model_zoo.tiny_chat.training.skills import SKILLS, Context, is_held
 from model_zoo.tiny_chat.training.words import CAPITALS, FACTS, SMALL_TALK
 
 FOLDER = Path(model_zoo.tiny_chat.__file__).parent
-FILES = ["config", "generation_config", "tokenizer", "tokenizer_config"]
+FILES = ["config", "generation_config", "preprocessor_config", "tokenizer", "tokenizer_config"]
 BYTES = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
 
 
@@ -32,10 +33,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Qwen3ForCausalLM]:
+def model() -> Iterator[PreTrainedModel]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield Qwen3ForCausalLM.from_pretrained(FOLDER, dtype=torch.float32).eval()
+    yield load(FOLDER, torch.float32).eval()
     torch.set_num_threads(threads)
 
 
@@ -61,19 +62,22 @@ def test_numbers_are_spelled_digit_by_digit():
     assert len(BYTES.encode("4096").ids) == 4
 
 
-def test_special_tokens_are_single_tokens_at_both_ends_of_the_vocabulary():
+def test_special_tokens_are_single_tokens():
     low = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     high = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
     assert BYTES.encode("".join(low + high)).ids == [0, 1, 2, 4092, 4093, 4094, 4095]
+    config = json.loads((FOLDER / "config.json").read_text())
+    for field, token in TOKENS.items():
+        assert BYTES.encode(token).ids == [config[field]], field
 
 
-def test_the_model_fits_in_sixteen_megabytes():
+def test_the_model_fits_in_nineteen_megabytes():
     names = [*(f"{name}.json" for name in FILES), "model.safetensors"]
-    assert sum((FOLDER / name).stat().st_size for name in names) <= 16_000_000
+    assert sum((FOLDER / name).stat().st_size for name in names) <= 19_000_000
 
 
 def test_config_and_tokenizer_agree_on_vocabulary_and_end():
-    config = json.loads((FOLDER / "config.json").read_text())
+    config = json.loads((FOLDER / "config.json").read_text())["text_config"]
     generation = json.loads((FOLDER / "generation_config.json").read_text())
     assert config["vocab_size"] == BYTES.get_vocab_size()
     assert config["max_position_embeddings"] >= 2048
@@ -103,6 +107,16 @@ def test_template_renders_a_conversation_of_several_turns(tokenizer: PreTrainedT
     )
     shorter = tokenizer.apply_chat_template(messages, tokenize=False)
     assert text == shorter + "<|im_start|>assistant\n"
+
+
+def test_template_prints_images_where_they_stand(tokenizer: PreTrainedTokenizerFast):
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    parts = [{"type": "image"}, {"type": "text", "text": "Which digit?"}, {"type": "image"}]
+    messages = [{"role": role, "content": parts} for role in ("user", "tool")]
+    text = tokenizer.apply_chat_template(messages, tokenize=False)
+    shown = f"{image}Which digit?{image}"
+    result = f"<tool_response>\n{shown}\n</tool_response>"
+    assert text == "".join(f"<|im_start|>user\n{one}<|im_end|>\n" for one in (shown, result))
 
 
 def test_template_refuses_a_role_it_does_not_know(tokenizer: PreTrainedTokenizerFast):
@@ -179,13 +193,13 @@ ANSWERS = [
 
 
 def test_it_answers_one_question_of_every_skill(
-    model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ):
     prompts = [[{"role": "user", "content": question}] for question, _ in ANSWERS]
     assert answers(model, tokenizer, prompts) == [answer for _, answer in ANSWERS]
 
 
-def test_it_follows_a_conversation(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast):
+def test_it_follows_a_conversation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast):
     messages = [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "My name is Ana."},

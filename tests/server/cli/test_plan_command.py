@@ -242,9 +242,10 @@ def test_the_headers_of_a_checkpoint_are_read_and_have_to_fit_config_json(tmp_pa
             shutil.copy(file, tmp_path)
     done = plan(tmp_path, "--card", "8")
     assert done.returncode == 0, done.stderr
-    assert re.search(r"checkpoint +14.0 MiB +90 tensors of 1 file in bfloat16; exact", done.stdout)
+    assert re.search(r"checkpoint +17.3 MiB +189 tensors of 1 file in bfloat16; exact", done.stdout)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 9}))
+    config["text_config"]["num_hidden_layers"] = 9
+    (tmp_path / "config.json").write_text(json.dumps(config))
     done = plan(tmp_path, "--card", "8")
     assert done.returncode == 2 and "KV holds" not in done.stdout
     assert "are not the weights" in done.stderr and "missing: model.layers.8" in done.stderr

@@ -1,0 +1,1 @@
+"""What trained tiny-chat to see: drawn pictures, questions about them, the image encoder."""
