@@ -21,6 +21,7 @@ from server.prompt.chat_template import ChatTemplate
 # Two noncharacters of Unicode, and different ones: a caller's own separator is broken up, too.
 SEPARATOR = "\ufdd0\ufdd1"
 MAX_GROWTH = 1 + len(SEPARATOR)  # times: a separator for each character
+COMPARED = ("role", "type")  # fields whose words templates compare with theirs
 
 
 def _control_tokens(tokenizer: Tokenizer, template: ChatTemplate | None) -> set[str]:
@@ -48,6 +49,8 @@ class ControlTokens:
         self._find = re.compile(_first_characters(self._words))
         self._beginnings = {word[:end] for word in self._words for end in range(1, len(word))}
         self._endings = {word[start:] for word in self._words for start in range(1, len(word))}
+        # A template that prints a name in angle brackets makes <think> of the name `think`.
+        self._inside = {part for word in self._words for part in re.findall(r"\w+", word)}
         # Templates split the reasoning of earlier answers from their contents by these.
         searched = {w for w in self._words if template is not None and template.searches_for(w)}
         self._find_in_answers = re.compile(_first_characters(self._words - searched))
@@ -77,14 +80,23 @@ class ControlTokens:
             return self._text(value, self._find)
         if isinstance(value, Mapping):
             entries = cast("Mapping[str, Any]", value).items()
-            return {self._text(key, self._find): self.escaped(each) for key, each in entries}
+            return {
+                key if _is_word(key) else self._text(key, self._find): (
+                    each if key in COMPARED and _is_word(each) else self.escaped(each)
+                )
+                for key, each in entries
+            }
         if isinstance(value, list | tuple):
             return [self.escaped(each) for each in cast("Sequence[Any]", value)]
         return value
 
+    def options(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What callers set for a template, which compares words with its own: these stay."""
+        entries = (options or {}).items()
+        return {key: each if _is_word(each) else self.escaped(each) for key, each in entries}
+
     def _text(self, text: str, find: re.Pattern[str]) -> str:
-        # What templates compare with, such as roles and types, cannot be part of a word alone.
-        if not text or text.replace("_", "a").isalnum():
+        if not text or (_is_word(text) and text not in self._inside):
             return text
         places = {found.end() for found in find.finditer(text)}
         places |= self._edges(text)
@@ -109,6 +121,11 @@ class ControlTokens:
         if ends or inside:
             places.add(start)
         return places
+
+
+def _is_word(value: object) -> bool:
+    """Whether templates may compare with it, or look it up: keys, roles, types."""
+    return isinstance(value, str) and value.replace("_", "a").isalnum()
 
 
 def _first_characters(words: Iterable[str]) -> str:

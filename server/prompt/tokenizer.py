@@ -213,7 +213,8 @@ class ChatTokenizer:
             )
         if self.control_tokens is not None:
             messages = self.control_tokens.messages(messages)
-            tools, extra = self.control_tokens.escaped([tools, extra])
+            tools = self.control_tokens.escaped(tools)
+            extra = self.control_tokens.options(extra)
         return self.template.render(
             messages,
             add_generation_prompt=add_generation_prompt,

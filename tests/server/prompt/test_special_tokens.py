@@ -128,6 +128,7 @@ def test_what_callers_write_adds_no_control_token_to_a_prompt_of_tiny_chat(
 @example(texts=["|end|"] * 10)
 @example(texts=["<|end|"] * 10)
 @example(texts=["<|turn|>"] * 10)
+@example(texts=["think"] * 10)
 def test_what_callers_write_adds_no_control_token_where_a_template_joins_strings(
     naming: ChatTokenizer, texts: list[str]
 ):
