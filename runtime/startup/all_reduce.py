@@ -127,14 +127,14 @@ def _use(
     """With as many rows as it is faster for."""
     sums = FusedSums(buffers)
     if buffers.memory.device.type == "cuda":
-        problem, sums.most_rows = _measure(buffers, ranks, communicator, norm)
+        problem, sums.max_rows = _measure(buffers, ranks, communicator, norm)
         _assert_usable(buffers.memory.device, problem)
         if problem:
             return _without(ranks, problem)
-        if not sums.most_rows:
+        if not sums.max_rows:
             return "NCCL (which is the faster here)"
     communicator.fused = sums
-    return f"in the norms up to {sums.most_rows:,} tokens, by NCCL above"
+    return f"in the norms up to {sums.max_rows:,} tokens, by NCCL above"
 
 
 def _measure(

@@ -65,16 +65,16 @@ Addend = Tensor | PartialSum
 class FusedSums:
     """The sums over ranks that norms compute: of how many rows, and in which of the buffers.
 
-    most_rows  products of more rows are summed by the library
+    max_rows  products of more rows are summed by the library; at most those of the buffers
     """
 
     def __init__(self, buffers: SymmetricBuffers) -> None:
-        self.buffers, self.most_rows = buffers, buffers.max_rows
+        self.buffers, self.max_rows = buffers, buffers.max_rows
         self._turn = 0
 
     def begin(self, rows: int) -> PartialSum | None:
         """Where a product of so many rows belongs; None: the library sums it."""
-        if not 0 < rows <= self.most_rows:  # of no rows no rank would wait for another
+        if not 0 < rows <= self.max_rows:  # of no rows no rank would wait for another
             return None
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
         return PartialSum(self.buffers, turn, self.buffers.part(turn, rows))

@@ -73,7 +73,7 @@ def test_two_processes_whose_norms_add_answer_with_the_tokens_of_one(
     rows: list[int] = []
     with two_ranks.engine(config) as engine:
         sums = communicator_of(two_ranks).fused
-        assert sums is not None and 1 < sums.most_rows < 16
+        assert sums is not None and 1 < sums.max_rows < 16
         begin = sums.begin
 
         def recorded(count: int):
