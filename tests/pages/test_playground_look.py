@@ -197,7 +197,7 @@ def test_a_conversation_goes_by_keyboard_alone(tab: Tab):
     expect(tab.message).to_be_focused()
     tab.page.keyboard.press("Shift+Tab")
     seen: list[str] = []
-    for _ in range(5):
+    for _ in range(6):  # the button for images, and those of the turn
         seen.append(tab.page.evaluate("document.activeElement.innerText"))
         tab.page.keyboard.press("Shift+Tab")
     assert {"Branch", "Retry", "Copy as", "Edit", "Copy"} <= set(seen), seen
