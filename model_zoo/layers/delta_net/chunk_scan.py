@@ -78,19 +78,23 @@ def _chunk_scan(
         continued = (start > 0) & (slot >= 0)
         conv = CONV + slot * conv_slot
         s = tl.load(STATE + slot * state_slot + cell, mask=continued, other=0.0).to(tl.float32)
-        bound = begin - start % CHUNK  # chunks end where the position divides by CHUNK
-        kept, border, part_of_row = slot, end, 1
+        begin_chunk = begin - start % CHUNK  # chunks end where the position divides by CHUNK
+        kept, border, part_of_row, last_part = slot, end, 1, begin_chunk
         if SNAPSHOTS is not None:
             kept = tl.load(SNAPSHOTS + row).to(tl.int64)
             border = begin - start + tl.load(SNAPSHOTS_AT + row)
             part_of_row = 1 - ((kept >= 0) & (border > begin) & (border <= end)).to(tl.int32)
+            last_part = tl.where(part_of_row == 0, border, begin_chunk)
         is_kept = part_of_row == 0
         # Two parts if the state between them is kept: a store in the chunks' loop spills registers.
+        # Where a part begins is not carried from the one before: Triton drops what a loop carries
+        # if nothing but the bounds of a loop within it reads it (tests/support/machine_code/
+        # lost_bounds.py).
         for of_row in tl.range(part_of_row, 2, disable_licm=True):
-            target, until = slot, end
+            target, since, until = slot, last_part, end
             if of_row == 0:
-                target, until = kept, border
-            for chunk in range(bound, until, CHUNK):
+                target, since, until = kept, begin_chunk, border
+            for chunk in range(since, until, CHUNK):
                 first, last = tl.maximum(chunk, begin), tl.minimum(chunk + CHUNK, end)
                 token = first + tl.arange(0, CHUNK)
                 s = _chunk(
@@ -99,7 +103,6 @@ def _chunk_scan(
                 )  # fmt: skip
             if target >= 0:
                 tl.store(STATE + target * state_slot + cell, s.to(STATE.dtype.element_ty))
-            bound = until
         if SNAPSHOTS is not None:
             if is_kept:
                 copy_inputs(

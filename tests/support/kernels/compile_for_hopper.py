@@ -26,8 +26,10 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
 
+from tests.support.machine_code.lost_bounds import lost_bounds
 from tests.support.machine_code.matrix_descriptors import stray_descriptors
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
@@ -108,7 +110,15 @@ def describe(name: str, metadata: Any, cubin: bytes) -> dict[str, Any]:
         "operations": operations,
         "hot": hot,
         "stray": stray_descriptors(sass),
+        "lost": lost_bounds(_source(name, metadata)),
     }
+
+
+def _source(name: str, metadata: Any) -> str:
+    """A kernel's IR before any pass, which Triton keeps beside the machine code."""
+    path = get_cache_manager(metadata.hash).get_file(f"{name}.source")
+    assert path is not None
+    return Path(path).read_text()
 
 
 def instructions(sass: str) -> tuple[list[str], list[str]]:

@@ -59,6 +59,16 @@ def test_no_product_reads_a_matrix_from_where_none_is(shipped: Shipped):
     assert stray == []
 
 
+def test_no_loop_loses_where_a_loop_within_it_begins(shipped: Shipped):
+    lost = [
+        (name, kernel["name"], kernel["lost"])
+        for name, kernels in shipped.items()
+        for kernel in kernels.values()
+        if kernel["lost"]
+    ]
+    assert lost == []
+
+
 def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(shipped: Shipped):
     for name in DECODE:
         (kernel,) = shipped[name].values()
