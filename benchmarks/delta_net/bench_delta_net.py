@@ -57,6 +57,11 @@ TILES = [
     PromptTiles(local_registers=128),
     PromptTiles(input_warps=4),
     PromptTiles(channels=256, input_warps=1),
+    PromptTiles(local_hopper=True),
+    PromptTiles(scan_halves=1),
+    PromptTiles(scan_halves=2),
+    PromptTiles(local_hopper=True, scan_halves=1),
+    PromptTiles(local_hopper=True, scan_halves=2),
 ]
 DECODE_TILES = [
     DecodeTiles(),
@@ -67,6 +72,7 @@ DECODE_TILES = [
     DecodeTiles(block_v=32, warps=4, registers=96),
     DecodeTiles(block_v=32, warps=2, registers=168),
     DecodeTiles(block_v=16, warps=2, registers=128),
+    DecodeTiles(hopper=True),
 ]
 Call = Callable[[DeltaNetStep], object]
 

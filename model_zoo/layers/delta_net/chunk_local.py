@@ -1,20 +1,21 @@
 # chunk_local: all of a prompt's chunks that does not depend on the state before them.
 #   grid      (programs, Hv): a program has chunks of a value head
-#   reads     what prompt_inputs wrote; b, a at the chunk's tokens; a_log, dt_bias
-#   writes    of each token, with G the sum of g since the chunk's beginning,
-#             D_ij = exp(G_i - G_j) for i >= j, and A = tril(beta K K^T * D, -1):
-#             u = (I + A)^-1 beta V [T, Hv, Dv]; w = (I + A)^-1 beta exp(G) K [T, Hv, Dk];
-#             p = tril(Q K^T * D) [T, Hv, CHUNK]; all in the type of qkv, and w negated; exp(G) and
-#             exp(G' - G) [T, Hv] float32, where G' is the chunk's last G
-#   math      tensor cores, float32 sums.  (I + A)^-1: blocks of 16 on the diagonal by forward
-#             substitution in float32, then with B of these inverses and N = -B A', where A' is A
-#             without these blocks: N^4 = 0, so (I + A)^-1 = (I + N + N^2 + N^3) B.  A series in
-#             all of A would need no substitution, but its terms grow to 1e18 where keys are alike,
-#             and cancel
+#   reads     queries, keys and gates, as prompt_inputs wrote them; of a row's last chunk also the
+#             row's last tokens of qkv
+#   writes    of each token, with D_ij = exp(G_i - G_j) for i >= j, A = tril(beta K K^T * D, -1):
+#             solve = (I + A)^-1 diag(beta) and p = tril(Q K^T * D) [T, Hv, CHUNK], of the type of
+#             qkv.  The last inputs of the convolution to the slots: prompt_inputs, which reads the
+#             old ones, has ended
+#   math      tensor cores, float32 sums.  (I + A)^-1: with X the inverse of its blocks of n on the
+#             diagonal, and Y the part of X A that is within blocks of 2 n and not of n, X - Y X is
+#             that of blocks of 2 n.  The factors have 11 bits, as those of TF32, and are at most 1:
+#             X_ij = -beta_i k_i^T (a product of I - beta k k^T and decays) k_j.  A series in all of
+#             A would take fewer products, but its terms grow to 1e18 where keys are alike, and
+#             cancel
 #   launch    waits before it launches dependents; programs without a chunk wait, too, since a
 #             kernel after this one may read what those before it wrote
-#   bound     memory, 30 KB a token of 48 heads that it writes and 20 KB that it reads; then the
-#             latency of the substitution's 15 steps
+#   bound     latency: ten products that depend on each other.  Memory: 12 KB a token of 48 heads
+#             that it writes, and 8 KB that it reads
 #   checked   tests/model_zoo/layers/delta_net/test_delta_net_prompts.py against float64
 from __future__ import annotations
 
@@ -22,92 +23,97 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
-from model_zoo.layers.delta_net.convolution import LOG2_E, log_decay, step_size
+from model_zoo.layers.delta_net.convolution import copy_inputs
 
 
 @triton.jit
-def _inverse_of_blocks(blocks):
-    """(I + L)^-1 of blocks L [n, SIZE, SIZE], strictly lower triangular, row after row."""
-    SIZE: tl.constexpr = blocks.shape[1]
-    row, column = tl.arange(0, SIZE)[None, :, None], tl.arange(0, SIZE)[None, None, :]
-    inverse = tl.zeros_like(blocks) + (row == column).to(tl.float32)
-    by_column = tl.permute(blocks, (0, 2, 1))
-    for i in range(1, SIZE):
-        factors = tl.sum(tl.where(column == i, by_column, 0.0), 2)  # row i of L, zero from i on
-        known = tl.sum(factors[:, :, None] * inverse, 1)
-        inverse = tl.where(row == i, inverse - known[:, None, :], inverse)
+def unit_lower_inverse(a, zero, FACTOR: tl.constexpr, PRECISION: tl.constexpr):
+    """(I - a)^-1 of a [64, 64] float32, strictly lower triangular.
+
+    FACTOR: the type of products' factors
+    zero:   a number that the compiler does not know: masks which depend on it are not computed
+            before all loops, where they would take many registers
+    """
+    ALL: tl.constexpr = a.shape[0]
+    tl.static_assert(ALL == 64)
+    i, j = tl.arange(0, ALL)[:, None], tl.arange(0, ALL)[None, :] + zero
+    factor = a.to(FACTOR)
+    inverse = tl.where((i ^ j) == 1, a, 0.0) + (i == j).to(tl.float32)
+    for level in tl.static_range(1, 6):  # from blocks of 2 to one of 64
+        x = inverse.to(FACTOR)
+        y = tl.dot(x, factor, input_precision=PRECISION)
+        # What is in the same larger block, and in the smaller one before.
+        is_other = (j >= i >> (level + 1) << (level + 1)) & (j < i >> level << level)
+        y = tl.where(is_other, y, 0.0).to(FACTOR)
+        inverse = tl.dot(y, x, inverse, input_precision=PRECISION)
     return inverse
 
 
 @triton.jit
-def unit_lower_inverse(a, PRECISION: tl.constexpr):
-    """(I + a)^-1 of a [4 * SIZE, 4 * SIZE] float32, strictly lower triangular."""
-    ALL: tl.constexpr = a.shape[0]
-    SIZE: tl.constexpr = ALL // 4
-    block_row, block_column = (
-        tl.arange(0, 4)[:, None, None, None],
-        tl.arange(0, 4)[None, None, :, None],
-    )
-    on_diagonal = block_row == block_column
-    four = tl.reshape(a, (4, SIZE, 4, SIZE))
-    blocks = _inverse_of_blocks(tl.sum(tl.where(on_diagonal, four, 0.0), 2))
-    b = tl.where(on_diagonal, tl.expand_dims(blocks, 2), 0.0)
-    b = tl.reshape(b, (ALL, ALL))
-    others = tl.reshape(tl.where(on_diagonal, 0.0, four), (ALL, ALL))
-    n = tl.dot(b, -others, input_precision=PRECISION)
-    inverse = tl.dot(n, b, b, input_precision=PRECISION)
-    inverse = tl.dot(n, inverse, b, input_precision=PRECISION)
-    return tl.dot(n, inverse, b, input_precision=PRECISION)
+def _copy_last_inputs(
+    QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, row, head, qkv_row, conv_slot,
+    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A row's last inputs of the convolution to its slot, and those before a snapshot to its."""
+    begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)
+    start = tl.load(LENGTHS + row) - (end - begin)
+    slot = tl.load(SLOTS + row).to(tl.int64)
+    continued = (start > 0) & (slot >= 0)
+    conv = CONV + slot * conv_slot
+    if SNAPSHOTS is not None:
+        kept = tl.load(SNAPSHOTS + row).to(tl.int64)
+        border = begin - start + tl.load(SNAPSHOTS_AT + row)
+        if (kept >= 0) & (border > begin) & (border <= end):
+            copy_inputs(
+                QKV, conv, CONV + kept * conv_slot, border, begin, continued, head, 0, qkv_row, HK,
+                HV, DK, DV, DV, K, COLUMNS,
+            )  # fmt: skip
+        tl.debug_barrier()  # of threads that read the slot's old inputs
+    if slot >= 0:
+        copy_inputs(
+            QKV, conv, conv, end, begin, continued, head, 0, qkv_row, HK, HV, DK, DV, DV, K,
+            COLUMNS,
+        )  # fmt: skip
 
 
 @triton.jit
 def _chunk_local(
-    B, A, A_LOG, DT_BIAS, CHUNKS, COUNTS, Q, K_IN, V, U, W, P, DECAY, LEFT, b_row, a_row,
-    HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, CHUNK: tl.constexpr,
-    PART: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, CHUNKS, COUNTS, Q, K_IN, GATES,
+    SOLVE, P, qkv_row, conv_slot, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
+    FACTOR: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
-    dtype = Q.dtype.element_ty
     num_chunks = tl.load(COUNTS + 1)
     if DEPENDENT:
         wait_for_launcher()
     for index in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0), disable_licm=True):
-        first, last = tl.load(CHUNKS + index * 3 + 1), tl.load(CHUNKS + index * 3 + 2)
+        entry = CHUNKS + index * 3
+        row, first, last = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
         token = first + tl.arange(0, CHUNK)
         real = token < last
         at = token.to(tl.int64)
-        of_head = (at * HV + head)[:, None]
-        of_key_head = (at * HK + head // (HV // HK))[:, None] * DK
-        dim = tl.arange(0, DK)[None, :]
-        k = tl.load(K_IN + of_key_head + dim, mask=real[:, None], other=0.0)
-        q = tl.load(Q + of_key_head + dim, mask=real[:, None], other=0.0)
-        beta = step_size(tl.load(B + at * b_row + head, mask=real, other=0.0))
-        beta = tl.where(real, beta, 0.0)
-        g = log_decay(
-            tl.load(A + at * a_row + head, mask=real, other=0.0), tl.load(A_LOG + head),
-            tl.load(DT_BIAS + head),
-        )  # fmt: skip
-        g = tl.where(real, g * LOG2_E, 0.0)  # exp2 is an instruction, exp is five
-        total = tl.cumsum(g, 0)
-        since_begin = tl.exp2(total)
-        tl.store(DECAY + at * HV + head, since_begin, mask=real)
-        tl.store(LEFT + at * HV + head, tl.exp2(tl.sum(g, 0) - total), mask=real)
+        of_key_head = (at * HK + head // (HV // HK))[:, None] * DK + tl.arange(0, DK)[None, :]
+        k = tl.load(K_IN + of_key_head, mask=real[:, None], other=0.0)
+        q = tl.load(Q + of_key_head, mask=real[:, None], other=0.0)
+        gate = GATES + (index * HV + head) * (4 * CHUNK) + tl.arange(0, CHUNK)
+        since_begin, beta = tl.load(gate + 2 * CHUNK), tl.load(gate + 3 * CHUNK)
         i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-        decay = tl.exp2(tl.where(i >= j, total[:, None] - total[None, :], 0.0))
+        decay = tl.exp2(tl.where(i >= j, since_begin[:, None] - since_begin[None, :], 0.0))
+        cell = (at * HV + head)[:, None] * CHUNK + j
         p = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
-        p = tl.where(i >= j, p, 0.0).to(dtype)
-        tl.store(P + of_head * CHUNK + j, p, mask=real[:, None])
-        system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
-        inverse = unit_lower_inverse(tl.where(i > j, system, 0.0), PRECISION).to(dtype)
-        scale = -beta * since_begin
-        for column in range(0, DK, PART):  # few columns at once need few registers
-            key = column + tl.arange(0, PART)[None, :]
-            part = tl.load(K_IN + of_key_head + key, mask=real[:, None], other=0.0)
-            part = (part.to(tl.float32) * scale[:, None]).to(dtype)
-            w = tl.dot(inverse, part, input_precision=PRECISION).to(dtype)
-            tl.store(W + of_head * DK + key, w, mask=real[:, None])
-        for column in range(0, DV, PART):
-            value = of_head * DV + column + tl.arange(0, PART)[None, :]
-            v = tl.load(V + value, mask=real[:, None], other=0.0)
-            u = tl.dot(inverse, v, input_precision=PRECISION).to(dtype)
-            tl.store(U + value, u, mask=real[:, None])
+        tl.store(P + cell, tl.where(i >= j, p, 0.0).to(P.dtype.element_ty), mask=real[:, None])
+        system = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * -beta[:, None]
+        zero = (tl.load(GATES + (index * HV + head) * (4 * CHUNK) + 3 * CHUNK) < 0.0).to(
+            tl.int32
+        )  # no step size is negative
+        inverse = unit_lower_inverse(tl.where(i > j, system, 0.0), zero, FACTOR, PRECISION)
+        tl.store(
+            SOLVE + cell, (inverse * beta[None, :]).to(SOLVE.dtype.element_ty), mask=real[:, None]
+        )
+        if last == tl.load(CU_SEQLENS + row + 1):
+            _copy_last_inputs(
+                QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, row, head, qkv_row,
+                conv_slot, HK, HV, DK, DV, K, COLUMNS,
+            )  # fmt: skip

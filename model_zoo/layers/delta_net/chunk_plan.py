@@ -19,8 +19,8 @@ from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, ChunkPla
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _plan_chunks(
-    CU_SEQLENS, LENGTHS, ROWS, CHUNKS, COUNTS, num_rows, MAX_TOKENS: tl.constexpr,
-    CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    CU_SEQLENS, LENGTHS, ROWS, FIRST_CHUNKS, CHUNKS, COUNTS, num_rows,
+    MAX_TOKENS: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
     other = tl.arange(0, BLOCK)
@@ -37,6 +37,7 @@ def _plan_chunks(
         index = tl.sum(tl.where(other < row, is_prompt, 0), 0)
         tl.store(ROWS + index, row)
         at = tl.sum(tl.where(other < row, chunks, 0), 0)
+        tl.store(FIRST_CHUNKS + index, at)
         begin = tl.load(CU_SEQLENS + row)
         end = tl.load(CU_SEQLENS + row + 1)
         base = begin - (tl.load(LENGTHS + row) - (end - begin)) % CHUNK
@@ -72,11 +73,12 @@ def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> C
     new = {"dtype": torch.int32, "device": cu_seqlens.device}
     plan = ChunkPlan(
         rows=torch.empty(most_rows, **new),
+        first_chunks=torch.empty(most_rows, **new),
         chunks=torch.empty(most_chunks, 3, **new),
         counts=torch.empty(2, **new),
     )
     _plan_chunks[(num_rows,)](
-        cu_seqlens, cache_seqlens, plan.rows, plan.chunks, plan.counts, num_rows,
+        cu_seqlens, cache_seqlens, plan.rows, plan.first_chunks, plan.chunks, plan.counts, num_rows,
         MAX_TOKENS=MAX_DECODE_TOKENS, CHUNK=CHUNK, BLOCK=max(16, triton.next_power_of_2(num_rows)),
     )  # fmt: skip
     return plan

@@ -40,6 +40,7 @@ from model_zoo.layers.delta_net.convolution import (
     store_last_inputs,
     weight_before,
 )
+from model_zoo.layers.delta_net.hopper.serves import serves_decode
 from model_zoo.layers.delta_net.inputs import (
     MAX_DECODE_TOKENS,
     DeltaNetRows,
@@ -254,6 +255,7 @@ class DecodeTiles:
     registers   of a thread, at most
     prefetched  rows whose states are prefetched before the preceding kernel has ended
     evict       eviction policy of the states' loads and stores
+    hopper      whether hopper/decode.py takes the place of this kernel, where it serves
     """
 
     block_v: int = 64
@@ -261,6 +263,7 @@ class DecodeTiles:
     registers: int = 255
     prefetched: int = 4
     evict: str = "evict_first"
+    hopper: bool = False
 
 
 def delta_net_decode(
@@ -277,6 +280,11 @@ def delta_net_decode(
     """gated_delta_net of the rows with at most MAX_DECODE_TOKENS tokens, or of all of them if
     they are to be computed token by token, into out [T, Hv * Dv]."""
     tiles = tiles or DecodeTiles()
+    if tiles.hopper and serves_decode(qkv, state, rows):
+        from model_zoo.layers.delta_net.hopper.run import decode_hopper
+
+        decode_hopper(qkv, z, b, a, weights, state, rows, out)
+        return
     _, value_heads, key_dim, value_dim = state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous() and rows.num_rows * key_heads <= TILES

@@ -73,14 +73,34 @@ class Snapshots:
 class ChunkPlan:
     """The rows of a step that have more tokens than the decode kernel takes, and their chunks.
 
-    rows    [most rows] int32: the rows, in order
-    chunks  [most chunks, 3] int32: row, first token, one past the last token
-    counts  [2] int32: how many rows and chunks there are; entries after them are junk
+    rows          [most rows] int32: the rows, in order
+    first_chunks  [most rows] int32: the index of each row's first chunk
+    chunks        [most chunks, 3] int32: row, first token, one past the last token
+    counts        [2] int32: how many rows and chunks there are; entries after them are junk
     """
 
     rows: Tensor
+    first_chunks: Tensor
     chunks: Tensor
     counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """What kernels of prompts write for the next ones, as prompt_inputs.py and chunk_local.py say.
+
+    q, k      [T, Hk, Dk] of the type of qkv
+    v         [T, Hv, Dv]
+    solve, p  [T, Hv, CHUNK]
+    gates     [chunks, Hv, 4, CHUNK] float32
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    solve: Tensor
+    p: Tensor
+    gates: Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,17 @@ from functools import cache
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch
 from model_zoo.layers.delta_net.chunk_local import _chunk_local
 from model_zoo.layers.delta_net.chunk_scan import _chunk_scan
 from model_zoo.layers.delta_net.gated_norm import _gated_norm
+from model_zoo.layers.delta_net.hopper.serves import serves_prompts
 from model_zoo.layers.delta_net.inputs import (
     CHUNK,
+    Chunked,
     ChunkPlan,
     DeltaNetRows,
     DeltaNetState,
@@ -23,6 +26,7 @@ from model_zoo.layers.delta_net.inputs import (
 from model_zoo.layers.delta_net.prompt_inputs import _prompt_inputs
 
 MAX_PROMPTS = 8  # rows that programs of their own scan at a time
+GATE_HEADS = 16  # of which a program of prompt_inputs has the gates
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
 
 
@@ -31,40 +35,38 @@ class PromptTiles:
     """Tile sizes and compile options.
 
     channels that a program of prompt_inputs has, at most
-    part     columns of u and w that chunk_local computes at once
     block_v  columns of a state that a program of chunk_scan has
+    local_hopper, scan_halves
+             whether hopper/local.py takes the place of chunk_local; of a value head, the halves
+             that a program of hopper/scan.py has in place of chunk_scan: 2 with the gated norm, 1
+             without; 0: chunk_scan.  Where the Hopper kernels serve
     """
 
     channels: int = 512
     input_warps: int = 2
-    part: int = 64
     local_warps: int = 4
     local_registers: int = 168  # three programs a multiprocessor
     block_v: int = 64
     scan_warps: int = 4
     scan_stages: int = 2
     norm_warps: int = 4
+    local_hopper: bool = False
+    scan_halves: int = 0
 
 
 THREE_STAGES_BYTES = 140 << 10  # of shared memory, without Hopper's instructions
-# Where chunk_local multiplies by less than 64 columns at once, ptxas 12.8 must not be given the
-# inverse in registers, which it is by 4 warps: it would lose the address of the other matrix.
-SMALL_HEAD, SMALL_HEAD_WARPS = 32, 8
 # float32 has twice the bytes, and no tensor cores.
-FLOAT32_TILES = PromptTiles(part=32, local_warps=8, local_registers=255, block_v=32, scan_stages=1)
+FLOAT32_TILES = PromptTiles(
+    local_warps=8, local_registers=255, block_v=32, scan_warps=8, scan_stages=1
+)
 
 
 @cache
-def prompt_tiles(dtype: torch.dtype, device: torch.device, head_dim: int) -> PromptTiles:
-    """The tiles of a device: GPUs with less shared memory copy one chunk at a time.
-
-    head_dim  the smaller one of keys and values
-    """
+def prompt_tiles(dtype: torch.dtype, device: torch.device) -> PromptTiles:
+    """The tiles of a device: GPUs with less shared memory copy one chunk at a time."""
     if dtype == torch.float32:
         return FLOAT32_TILES
     tiles = PromptTiles()
-    if head_dim <= SMALL_HEAD:
-        tiles = replace(tiles, local_warps=SMALL_HEAD_WARPS)
     if device.type == "cuda":
         shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
         if shared < THREE_STAGES_BYTES:
@@ -94,46 +96,118 @@ def delta_net_prompts(
     Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
     capture it.  A row's result depends on its own tokens and their positions alone.
     """
-    tokens, (_, value_heads, key_dim, value_dim) = len(qkv), state.state.shape
-    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device, min(key_dim, value_dim))
-    key_heads, size = state.key_heads, weights.conv.shape[1]
+    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device)
     assert out.is_contiguous()
     if not len(plan.rows):
         return
-    dims = {"HK": key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
-    options = {"CHUNK": CHUNK, **dependent_launch(qkv.device)}
-    precision = "tf32x3" if qkv.dtype == torch.float32 else "tf32"
+    serves = serves_prompts(qkv, z, state)
+    chunks = min(len(plan.chunks), len(qkv) // CHUNK + SPARE_CHUNKS)
+    chunked = _launch_inputs(qkv, b, a, weights, state, rows, plan, chunks, tiles)
+    if tiles.local_hopper and serves:
+        from model_zoo.layers.delta_net.hopper.run import local_hopper
+
+        local_hopper(qkv, chunked, state, rows, plan, chunks)
+    else:
+        _launch_local(qkv, weights, state, rows, plan, chunked, chunks, tiles)
+    programs = min(len(plan.rows), MAX_PROMPTS)
+    if tiles.scan_halves and serves:
+        from model_zoo.layers.delta_net.hopper.run import scan_hopper
+
+        scan_hopper(chunked, z, weights, state, rows, plan, out, programs, tiles.scan_halves)
+        if tiles.scan_halves == 2:
+            return
+    else:
+        _launch_scan(chunked, state, rows, plan, out, programs, tiles)
+    heads, dim = chunked.v.shape[1:]
+    _gated_norm[(chunks, heads)](
+        out, z, weights.norm, plan.chunks, plan.counts, weights.norm_eps, z.stride(0), HV=heads,
+        DV=dim, CHUNK=CHUNK, num_warps=tiles.norm_warps, **dependent_launch(qkv.device),
+    )  # fmt: skip
+
+
+def _dims(state: DeltaNetState) -> dict[str, int]:
+    _, value_heads, key_dim, value_dim = state.state.shape
+    return {"HK": state.key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
+
+
+def _precision(dtype: torch.dtype) -> str:
+    return "tf32x3" if dtype == torch.float32 else "tf32"
+
+
+def _snapshots(rows: DeltaNetRows) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if rows.snapshots is None else (rows.snapshots.first, rows.snapshots.slots)
+
+
+def _launch_inputs(
+    qkv: Tensor,
+    b: Tensor,
+    a: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+    plan: ChunkPlan,
+    chunks: int,
+    tiles: PromptTiles,
+) -> Chunked:
+    """prompt_inputs; solve and p are not written yet."""
+    tokens, dims = len(qkv), _dims(state)
+    key_heads, value_heads, key_dim, value_dim = dims.values()
     qk = qkv.new_empty(2, tokens, key_heads, key_dim)
-    v, u = (qkv.new_empty(tokens, value_heads, value_dim) for _ in range(2))
-    w = qkv.new_empty(tokens, value_heads, key_dim)
-    p = qkv.new_empty(tokens, value_heads, CHUNK)
-    decay, left = torch.empty(2, tokens, value_heads, dtype=torch.float32, device=qkv.device)
-    chunks = min(len(plan.chunks), tokens // CHUNK + SPARE_CHUNKS)
+    v = qkv.new_empty(tokens, value_heads, value_dim)
+    solve_p = qkv.new_empty(2, tokens, value_heads, CHUNK)
+    gates = torch.empty(
+        len(plan.chunks), value_heads, 4, CHUNK, dtype=torch.float32, device=qkv.device
+    )
     keys = _divisor(key_heads * key_dim, tiles.channels)
     values = _divisor(value_heads * value_dim, tiles.channels)
-    blocks = 2 * key_heads * key_dim // keys + value_heads * value_dim // values
+    blocks = -(-value_heads // GATE_HEADS)
+    blocks += 2 * key_heads * key_dim // keys + value_heads * value_dim // values
     _prompt_inputs[(chunks, blocks)](
-        qkv, b, weights.conv, state.conv, rows.cu_seqlens, rows.cache_seqlens, rows.slots,
-        plan.chunks, plan.counts, qk, v, tokens, qkv.stride(0), b.stride(0),
-        *weights.conv.stride(), state.conv.stride(0), KEYS=keys, VALUES=values, K=size,
+        qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, rows.cu_seqlens,
+        rows.cache_seqlens, rows.slots, plan.chunks, plan.counts, qk, v, gates, tokens,
+        qkv.stride(0), b.stride(0), a.stride(0), *weights.conv.stride(), state.conv.stride(0),
+        HEADS=GATE_HEADS, KEYS=keys, VALUES=values, K=weights.conv.shape[1], CHUNK=CHUNK,
         num_warps=tiles.input_warps, **dims, **dependent_launch(qkv.device),
     )  # fmt: skip
-    _chunk_local[(chunks, value_heads)](
-        b, a, weights.a_log, weights.dt_bias, plan.chunks, plan.counts, qk[0], qk[1], v, u, w, p,
-        decay, left, b.stride(0), a.stride(0), PART=min(tiles.part, key_dim, value_dim),
-        PRECISION=precision, num_warps=tiles.local_warps, num_stages=1,
-        maxnreg=tiles.local_registers, **dims, **options,
+    return Chunked(qk[0], qk[1], v, solve_p[0], solve_p[1], gates)
+
+
+def _launch_local(
+    qkv: Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+    plan: ChunkPlan,
+    chunked: Chunked,
+    chunks: int,
+    tiles: PromptTiles,
+) -> None:
+    size = weights.conv.shape[1]
+    _chunk_local[(chunks, chunked.v.shape[1])](
+        qkv, state.conv, rows.cu_seqlens, rows.cache_seqlens, rows.slots, *_snapshots(rows),
+        plan.chunks, plan.counts, chunked.q, chunked.k, chunked.gates, chunked.solve, chunked.p,
+        qkv.stride(0), state.conv.stride(0), K=size, COLUMNS=triton.next_power_of_2(size - 1),
+        CHUNK=CHUNK, FACTOR=tl.float32 if qkv.dtype == torch.float32 else tl.float16,
+        PRECISION=_precision(qkv.dtype), num_warps=tiles.local_warps, num_stages=1,
+        maxnreg=tiles.local_registers, **_dims(state), **dependent_launch(qkv.device),
     )  # fmt: skip
-    snapshots, block_v = rows.snapshots, min(tiles.block_v, value_dim)
-    _chunk_scan[(min(len(plan.rows), MAX_PROMPTS), value_heads * (value_dim // block_v))](
-        qk[0], qk[1], u, w, p, decay, left, qkv, state.conv, state.state, rows.cu_seqlens,
-        rows.cache_seqlens, rows.slots, None if snapshots is None else snapshots.first,
-        None if snapshots is None else snapshots.slots, plan.rows, plan.counts, out,
-        qkv.stride(0), state.conv.stride(0), state.state.stride(0), BLOCK_V=block_v, K=size,
-        COLUMNS=triton.next_power_of_2(size - 1), PRECISION=precision, num_warps=tiles.scan_warps,
-        num_stages=tiles.scan_stages, **dims, **options,
-    )  # fmt: skip
-    _gated_norm[(chunks, value_heads)](
-        out, z, weights.norm, plan.chunks, plan.counts, weights.norm_eps, z.stride(0),
-        HV=value_heads, DV=value_dim, num_warps=tiles.norm_warps, **options,
+
+
+def _launch_scan(
+    chunked: Chunked,
+    state: DeltaNetState,
+    rows: DeltaNetRows,
+    plan: ChunkPlan,
+    out: Tensor,
+    programs: int,
+    tiles: PromptTiles,
+) -> None:
+    _, heads, dim = chunked.v.shape
+    block_v = min(tiles.block_v, dim)
+    _chunk_scan[(programs, heads * (dim // block_v))](
+        chunked.q, chunked.k, chunked.v, chunked.solve, chunked.p, chunked.gates, state.state,
+        rows.cu_seqlens, rows.cache_seqlens, rows.slots, *_snapshots(rows), plan.rows,
+        plan.first_chunks, plan.counts, out, state.state.stride(0), BLOCK_V=block_v, CHUNK=CHUNK,
+        PRECISION=_precision(out.dtype), num_warps=tiles.scan_warps, num_stages=tiles.scan_stages,
+        **_dims(state), **dependent_launch(out.device),
     )  # fmt: skip

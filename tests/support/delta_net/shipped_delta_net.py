@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
 from model_zoo.layers.delta_net.inputs import (
     DeltaNetRows,
     DeltaNetState,
     DeltaNetWeights,
     Snapshots,
 )
-from model_zoo.layers.delta_net.prompts import delta_net_prompts
+from model_zoo.layers.delta_net.prompts import delta_net_prompts, prompt_tiles
 from tests.support.kernels.shipped_attention import BF16, FP32, INT32, tensor
 
 KEY_HEADS, DIM, ROWS, SLOTS = 16, 128, 64, 80
@@ -65,12 +66,13 @@ def call_decode(
     max_tokens: int,
     snapshots: bool = False,
     token_by_token: bool = False,
+    hopper: bool = False,
 ) -> None:
     tokens = ROWS * max_tokens
     made = arguments(
         value_heads, state_dtype, tokens, max_tokens, snapshots, token_by_token=token_by_token
     )
-    delta_net_decode(*made, tensor(tokens, value_heads * DIM))
+    delta_net_decode(*made, tensor(tokens, value_heads * DIM), DecodeTiles(hopper=hopper))
 
 
 def call_prompts(
@@ -79,12 +81,16 @@ def call_prompts(
     dtype: torch.dtype = BF16,
     dim: int = DIM,
     snapshots: bool = True,
+    halves: int = 0,
 ) -> None:
-    """snapshots: as in all steps with prompts of a server"""
+    """snapshots: as in all steps with prompts of a server; halves: by the Hopper kernels, of a head
+    in a program of the scan"""
     tokens = 8192
     made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype, dim)
     plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
-    delta_net_prompts(*made, plan, tensor(tokens, value_heads * dim, dtype=dtype))
+    tiles = prompt_tiles(dtype, made[0].device)
+    tiles = replace(tiles, local_hopper=halves > 0, scan_halves=halves)
+    delta_net_prompts(*made, plan, tensor(tokens, value_heads * dim, dtype=dtype), tiles)
 
 
 DELTA_NET: dict[str, Callable[[], None]] = {}
@@ -108,3 +114,16 @@ for dim in (16, 32):
     name = f"delta_net_prompts of {dim}"
     DELTA_NET[name] = partial(call_prompts, 32, FP32, BF16, dim)
 DELTA_NET["delta_net_prompts in fp32"] = partial(call_prompts, 32, FP32, FP32)
+DELTA_NET["delta_net_prompts of 16 in fp32"] = partial(call_prompts, 32, FP32, FP32, 16)
+
+HOPPER_DELTA_NET: dict[str, Callable[[], None]] = {}
+for value_heads in (32, 48, 64):
+    for snapshots in (False, True):
+        name = f"{value_heads}" + " with snapshots" * snapshots
+        HOPPER_DELTA_NET[f"delta_net_decode by hopper {name}"] = partial(
+            call_decode, value_heads, FP32, 1, snapshots, hopper=True
+        )
+        for halves in (1, 2):
+            HOPPER_DELTA_NET[f"delta_net_prompts by hopper {name}, {halves} of 2 halves"] = partial(
+                call_prompts, value_heads, FP32, snapshots=snapshots, halves=halves
+            )

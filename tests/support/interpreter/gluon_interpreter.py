@@ -10,6 +10,7 @@ inline_asm_elementwise is interpreted too.
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -78,7 +79,7 @@ class Pointer:
     def load(self, mask: Any, other: Any) -> Values:
         at = torch.as_tensor(self.at)
         if mask is None:
-            return values(self.memory.flatten()[self._check(at)])
+            return values(self.memory.flatten()[self._check(at)].clone())
         at, mask = torch.broadcast_tensors(at, mask)
         found = torch.full(at.shape, other, dtype=self.memory.dtype)
         found[mask] = self.memory.flatten()[self._check(at[mask])]
@@ -110,11 +111,17 @@ class Shared:
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.tensor.narrow(dim, start, length))
 
+    def reshape(self, shape: list[int]) -> Shared:
+        return Shared(self.tensor.view(shape))
+
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.tensor.permute(*order))
 
     def load(self, layout: object) -> Values:
         return values(self.tensor.clone())
+
+    def store(self, stored: torch.Tensor) -> None:
+        self.tensor.copy_(stored)
 
 
 class Barrier:
@@ -162,7 +169,7 @@ class Descriptor:
     def __init__(self, real: Any) -> None:
         self.tensor, self.dtype = real.base, real.base.dtype
         box = list(real.block_shape)
-        nbytes = box[0] * box[1] * real.base.element_size()
+        nbytes = math.prod(box) * real.base.element_size()
         self.block_type = SimpleNamespace(shape=box, nbytes=nbytes)
 
 
@@ -173,13 +180,26 @@ class Token:
         self.tensor = tensor
 
 
+def _box(desc: Descriptor, corner: list[Any], shared: Shared) -> tuple[torch.Tensor, torch.Tensor]:
+    """-> (the part of a box that is in the tensor, where that is in shared memory)."""
+    assert shared.shape == desc.block_type.shape
+    first = [int(x) for x in corner]
+    inside = desc.tensor[
+        tuple(slice(x, x + size) for x, size in zip(first, shared.shape, strict=True))
+    ]
+    return inside, shared.tensor[tuple(slice(0, size) for size in inside.shape)]
+
+
 def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Shared) -> None:
-    assert to.shape == desc.block_type.shape
-    first, column = int(corner[0]), int(corner[1])
-    part = desc.tensor[first : first + to.shape[0], column : column + to.shape[1]]
     to.tensor.zero_()
-    to.tensor[: part.shape[0], : part.shape[1]] = part
+    inside, part = _box(desc, corner, to)
+    part.copy_(inside)
     bar.copied(desc.block_type.nbytes)
+
+
+def _copy_from_shared(desc: Descriptor, corner: list[Any], source: Shared) -> None:
+    inside, part = _box(desc, corner, source)
+    inside.copy_(part)
 
 
 def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
@@ -215,8 +235,11 @@ def _specialize(partitions: Sequence[Any], warps: object, registers: object) -> 
 def _inline_asm(
     asm: str, constraints: str, args: Sequence[Any], dtype: Any, is_pure: bool, pack: int
 ) -> Any:
+    if "cvt.rn.f16x2.f32" in asm:
+        y, column, first, last = args
+        return torch.where((first <= column) & (column < last), y, 0.0).to(torch.float16)
     assert pack == 1
-    if asm.startswith("prefetch"):
+    if "prefetch" in asm:
         return values(torch.zeros(args[0].shape, dtype=torch.int32))
     outputs = constraints.count("=")
     assert constraints.count(",") + 1 == outputs + len(args) and outputs == len(dtype)
@@ -234,7 +257,13 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
     def layout(*args: object, **named: object) -> str:
         return "layout"
 
-    named = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout")
+    named = (
+        "SliceLayout",
+        "BlockedLayout",
+        "NVMMADistributedLayout",
+        "NVMMASharedLayout",
+        "SwizzledSharedLayout",
+    )
     layouts = dict.fromkeys((*named, "DotOperandLayout", "DistributedLinearLayout"), layout)
     types = {
         name: getattr(torch, name)
@@ -251,9 +280,12 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         arange=lambda first, last, layout: values(torch.arange(first, last, dtype=torch.int32)),
         zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
         zeros_like=torch.zeros_like,
-        where=lambda which, a, b: torch.where(which, a, b),
+        where=lambda which, a, b: torch.where(torch.as_tensor(which), a, b),
         sum=lambda x, axis: x.sum(axis),
         exp=torch.exp,
+        exp2=torch.exp2,
+        log=torch.log,
+        rsqrt=torch.rsqrt,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
         cdiv=lambda a, b: (a + b - 1) // b,
@@ -282,7 +314,11 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
     hopper = SimpleNamespace(
         fence_async_shared=nothing,
         mbarrier=mbarrier,
-        tma=SimpleNamespace(async_copy_global_to_shared=_copy_to_shared),
+        tma=SimpleNamespace(
+            async_copy_global_to_shared=_copy_to_shared,
+            async_copy_shared_to_global=_copy_from_shared,
+            store_wait=nothing,
+        ),
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=_wait_for_products,
     )
@@ -321,9 +357,17 @@ class Kernel:
         return launch
 
 
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """What lies between the first and the last element, one after the other."""
+    if tensor.is_contiguous():
+        return tensor
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided([last + 1], [1])
+
+
 def _argument(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return Pointer(value)
+        return Pointer(_memory(value))
     if hasattr(value, "block_shape"):
         return Descriptor(value)
     return number(value) if isinstance(value, int) else value

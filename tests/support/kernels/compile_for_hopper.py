@@ -177,12 +177,12 @@ def compiled(
 if __name__ == "__main__":
     from attention.common import dependent_launch
     from model_zoo.layers.moe import tiles
-    from tests.support.delta_net.shipped_delta_net import DELTA_NET
+    from tests.support.delta_net.shipped_delta_net import DELTA_NET, HOPPER_DELTA_NET
     from tests.support.kernels.shipped_experts import EXPERTS, HOPPER_EXPERTS
     from tests.support.kernels.shipped_kernels import SHIPPED
     from tests.support.kernels.shipped_quantized import QUANTIZED
 
-    calls = SHIPPED | QUANTIZED | EXPERTS | DELTA_NET
+    calls = SHIPPED | QUANTIZED | EXPERTS | DELTA_NET | HOPPER_DELTA_NET
     calls |= {name: call for name, (_, call) in HOPPER_EXPERTS.items()}
     names = sys.argv[1:] or list(SHIPPED)
     capability = 80 if names[0] == "--ampere" else 90

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.delta_net.shipped_delta_net import DELTA_NET
+from tests.support.delta_net.shipped_delta_net import DELTA_NET, HOPPER_DELTA_NET
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and kept them
@@ -19,6 +19,13 @@ DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
 FULL_SIZE = [name for name in PROMPTS if " of " not in name]  # heads of 128
 IN_FP32 = "delta_net_prompts in fp32"  # emulates its products, and spills
+HOPPER_DECODE = [name for name in HOPPER_DELTA_NET if name.startswith("delta_net_decode")]
+HOPPER_PROMPTS = [
+    (name, halves)
+    for name in HOPPER_DELTA_NET
+    for halves in (1, 2)
+    if name.endswith(f"{halves} of 2 halves")
+]
 SOME_REGISTERS = 32  # bytes of a thread
 Shipped = dict[str, dict[str, dict[str, Any]]]  # of each call, its kernels by name
 
@@ -28,11 +35,12 @@ def shipped() -> Shipped:
     """Compiled by a process of its own."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *DELTA_NET]
+    names = [*DELTA_NET, *HOPPER_DELTA_NET]
+    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *names]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
-    return {name: {kernel["name"]: kernel for kernel in found[name]} for name in DELTA_NET}
+    return {name: {kernel["name"]: kernel for kernel in found[name]} for name in names}
 
 
 def count(operations: list[str], *beginnings: str) -> int:
@@ -98,3 +106,31 @@ def test_programs_of_chunks_share_a_multiprocessor(shipped: Shipped):
             kernels = shipped[name]
             assert count(kernels["_chunk_local"]["operations"], "HGMMA") >= 16
             assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_prompt_inputs"))
+
+
+def test_hopper_moves_whole_states_through_shared_memory(shipped: Shipped):
+    """By instructions of their own, not by threads; nothing is spilled."""
+    for name in HOPPER_DECODE:
+        (kernel,) = shipped[name].values()
+        operations = kernel["operations"]
+        assert count(operations, "UTMALDG.3D") >= 1 and count(operations, "UTMASTG.3D") >= 1
+        assert count(operations, "LDS.128") >= 16 and count(operations, "STS.128") >= 16
+        assert kernel["stack"] == 0
+
+
+def test_hopper_has_the_gated_norm_where_a_program_has_a_whole_head(shipped: Shipped):
+    for name, halves in HOPPER_PROMPTS:
+        launches = ["_plan_chunks", "_prompt_inputs", "_local", "_scan"]
+        assert list(shipped[name]) == launches + ["_gated_norm"] * (halves == 1)
+
+
+def test_a_scan_on_hopper_transposes_on_its_way_from_and_to_shared_memory(shipped: Shipped):
+    """28 products a chunk and warpgroup; in the loop over chunks next to nothing is spilled."""
+    for name, halves in HOPPER_PROMPTS:
+        operations, hot = (shipped[name]["_scan"][which] for which in ("operations", "hot"))
+        assert count(operations, "HGMMA") == halves * 28 == count(hot, "HGMMA")
+        assert count(operations, "LDSM.16.MT88.4") >= halves * 4
+        assert count(operations, "STSM.16.MT88.4") >= halves * 4
+        assert count(hot, "LDL", "STL") <= (16 if halves == 2 else 0)
+        assert shipped[name]["_local"]["resident"] >= 3
+        assert shipped[name]["_local"]["stack"] <= SOME_REGISTERS

@@ -17,6 +17,7 @@ from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 from tests.support.examples import examples
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # The interpreter cuts bfloat16 off where a GPU rounds.
 DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]

@@ -16,6 +16,7 @@ from model_zoo.layers.delta_net.inputs import CHUNK, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
 BF16 = torch.bfloat16
 
 

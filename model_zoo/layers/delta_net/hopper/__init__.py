@@ -1,0 +1,1 @@
+"""Kernels of gated delta nets for Hopper (sm_90), in Gluon."""

@@ -1,0 +1,185 @@
+"""The Hopper kernels of the gated delta net against float64: interpreted, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_zoo.layers.delta_net.chunk_plan import plan_chunks
+from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
+from model_zoo.layers.delta_net.hopper.serves import serves_decode
+from model_zoo.layers.delta_net.inputs import Snapshots
+from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
+from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
+from tests.support.interpreter.gluon_interpreter import interpreted
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory")
+HOPPER = "model_zoo.layers.delta_net.hopper"
+# The interpreter cuts bfloat16 off where a GPU rounds.
+DTYPES = [pytest.param(torch.bfloat16, marks=pytest.mark.gpu), torch.float16]
+HALVES = pytest.mark.parametrize("halves", [1, 2])
+DIGIT = {torch.float16: 2**-10, torch.bfloat16: 2**-7}  # a last digit, of the largest mantissa
+
+
+@pytest.fixture(autouse=True)
+def on_interpreter() -> Iterator[None]:
+    """A GPU runs the kernels themselves."""
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("these kernels are for Hopper")
+        yield
+        return
+    with (
+        interpreted("_local", f"{HOPPER}.chunks", f"{HOPPER}.local"),
+        interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "outputs", "scan"))),
+        interpreted("_decode", f"{HOPPER}.decode"),
+    ):
+        yield
+
+
+def prompts(case: DeltaNetCase, halves: int) -> Tensor:
+    """halves: of a head that a program of the scan has"""
+    out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
+    plan = plan_chunks(case.rows.cu_seqlens, case.rows.cache_seqlens, len(case.qkv))
+    delta_net_prompts(
+        *case.arguments, plan, out, PromptTiles(local_hopper=True, scan_halves=halves)
+    )
+    return out
+
+
+def decode(case: DeltaNetCase) -> Tensor:
+    assert serves_decode(case.qkv, case.state, case.rows)
+    out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
+    delta_net_decode(*case.arguments, out, DecodeTiles(hopper=True))
+    return out
+
+
+def assert_decoded_right(case: DeltaNetCase) -> None:
+    """Output and pools are those of the definition, but for rounding and float32 sums."""
+    exact = case.double()
+    expected, found = gated_delta_net_reference(*exact.arguments), decode(case)
+    digit = DIGIT[case.qkv.dtype]
+    torch.testing.assert_close(found.cpu().double(), expected, rtol=digit, atol=2e-5)
+    assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
+    torch.testing.assert_close(
+        case.state.state.cpu().double(), exact.state.state, rtol=2e-6, atol=2e-5
+    )
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    """The root of the mean squared difference, over that of what was expected."""
+    difference = found.cpu().double() - expected
+    return float(difference.square().mean().sqrt() / expected.square().mean().sqrt())
+
+
+def of_prompts(lens: list[int], before: list[int], **fields: object) -> DeltaNetCase:
+    sizes: dict = {"heads": (1, 4), "dims": (128, 128), "dtype": torch.float16}
+    return delta_net_case(lens, before, **{**sizes, **fields})
+
+
+@HALVES
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prompts_of_any_length_are_right(device: str, dtype: torch.dtype, halves: int):
+    case = of_prompts([9, 1, 130, 64], [0, 5, 3, 64], dtype=dtype, padding=3, device=device)
+    exact = case.double()
+    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case, halves)
+    mine = [*range(9), *range(10, 204)]
+    assert found[9].isnan().all() and found[204:].isnan().all()
+    assert error(found[mine], expected[mine]) < 2 * DIGIT[dtype]
+    slots = case.rows.slots[[0, 2, 3]].long().cpu()
+    assert torch.equal(case.state.conv.cpu().double()[slots], exact.state.conv[slots])
+    assert error(case.state.state.cpu()[slots], exact.state.state[slots]) < 2 * DIGIT[dtype]
+
+
+@HALVES
+def test_numbers_of_other_rows_do_not_matter(device: str, halves: int):
+    """A tile has tokens of the next row, which may be NaN."""
+    case = of_prompts([70, 20], [0, 0], device=device)
+    clean = prompts(case.copy(), halves)
+    case.qkv[70:] = float("nan")
+    assert torch.equal(prompts(case, halves)[:70], clean[:70])
+
+
+@HALVES
+@pytest.mark.parametrize(("before", "border"), [(0, 64), (63, 128), (62, 192)])
+def test_a_state_within_a_row_is_kept_and_changes_no_bit(
+    device: str, before: int, border: int, halves: int
+):
+    plain = of_prompts([130, 12], [before, 60], slots=[2, 1], free_slots=3, device=device)
+    snapshots = Snapshots(int32([border, 64], device), int32([4, 3], device)[:, None])
+    case = replace(plain.copy(), rows=replace(plain.rows, snapshots=snapshots))
+    tokens = border - before
+    one = replace(plain.rows, cu_seqlens=int32([0, tokens], device),
+                  cache_seqlens=int32([border], device), slots=int32([2], device))  # fmt: skip
+    parts = (t[:tokens] for t in (plain.qkv, plain.z, plain.b, plain.a))
+    cut = DeltaNetCase(*parts, plain.weights, plain.copy().state, one)
+    assert torch.equal(prompts(case, halves), prompts(plain, halves))
+    prompts(cut, halves)
+    assert torch.equal(case.state.state[4], cut.state.state[2])
+    assert torch.equal(case.state.conv[4], cut.state.conv[2])
+    assert torch.equal(case.state.state[:3], plain.state.state[:3])
+    assert torch.equal(case.state.conv[:3], plain.state.conv[:3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_one_token_are_right(device: str, dtype: torch.dtype):
+    """More states than a ring has places; new sequences, whose slots are not read; padding."""
+    case = of_prompts([1, 1, 0, 1, 0], [3, 0, 7, 100, 0], dtype=dtype, padding=3,
+                      slots=[4, 2, 0, 1, -1], device=device)  # fmt: skip
+    case.state.state[2] = float("nan")
+    case.state.conv[2] = float("nan")
+    free, before = [0, 3, 5, 6], case.copy()
+    assert_decoded_right(case)
+    assert torch.equal(case.state.state[free], before.state.state[free])
+
+
+def test_a_row_without_a_slot_stores_nothing(device: str):
+    case = of_prompts([1, 1], [2, 0], heads=(2, 4), slots=[-1, -1], device=device)
+    before = case.copy()
+    assert_decoded_right(case)
+    assert torch.equal(case.state.state, before.state.state)
+
+
+@pytest.mark.parametrize("first", [[6, 0, 20], [4, 1, 99]])
+def test_states_after_a_token_are_kept(device: str, first: list[int]):
+    table = int32([4, 5, 6, -1, 3, -1], device).view(3, 2)
+    case = of_prompts(
+        [1, 1, 1], [5, 0, 20], slots=[2, 1, 0], free_slots=4,
+        snapshots=Snapshots(int32(first, device), table), device=device,
+    )  # fmt: skip
+    assert_decoded_right(case)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(16, 32), (16, 48), (16, 64)])
+@pytest.mark.parametrize("rows", [1, 5, 70, 300])
+def test_true_shapes_of_rows_of_one_token_on_a_gpu(heads: tuple[int, int], rows: int):
+    before = [(7 * i) % 50 for i in range(rows)]
+    case = of_prompts(
+        [1] * rows, before, heads=heads, dtype=torch.bfloat16, padding=4, device="cuda"
+    )
+    again = case.copy()
+    assert_decoded_right(case)
+    decode(again)
+    assert torch.equal(again.state.state, case.state.state)
+
+
+@HALVES
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", [(16, 32), (16, 48)])
+def test_true_shapes_on_a_gpu(heads: tuple[int, int], halves: int):
+    case = of_prompts(
+        [700, 1, 64, 9, 1200], [0, 5, 64, 100, 77], heads=heads, dtype=torch.bfloat16, padding=4,
+        device="cuda",
+    )  # fmt: skip
+    again, exact = case.copy(), case.double()
+    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case, halves)
+    mine = [*range(700), *range(701, 1974)]
+    assert error(found[mine], expected[mine]) < 2 * DIGIT[torch.bfloat16]
+    assert torch.equal(prompts(again, halves)[mine], found[mine])
+    assert torch.equal(again.state.state, case.state.state)
