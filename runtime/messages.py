@@ -268,6 +268,7 @@ class Ready(Struct, frozen=True, array_like=True, tag="ready"):
     # pair of its tokens.
     encoder_costs: tuple[tuple[float, float], ...] = ()
     all_reduce: str = ""  # how ranks add their products, if there are several
+    delta_nets: str = ""  # which kernels compute gated delta nets, where a start has tried some
 
     @property
     def kv_capacity(self) -> KVCapacity:

@@ -41,10 +41,11 @@ from benchmarks.delta_net.layers import (
     make_step,
 )
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
+from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
-from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
+from model_zoo.layers.delta_net.prompts import delta_net_prompts
+from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
 
 BF16 = torch.bfloat16
 COLD_BYTES = 256 << 20  # of all layers that take turns: some times the L2 cache

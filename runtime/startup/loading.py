@@ -19,6 +19,7 @@ from attention.kv_pool import KVPool
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import has_kv_scales, read_kv_scales
 from model_zoo.layer_report import describe_layers, slow_layers
+from model_zoo.layers.delta_net.hopper.choose import choose_delta_net
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.layers.moe.autotune import autotune_experts
 from model_zoo.loader import ProgressCallback
@@ -33,7 +34,7 @@ from runtime.snapshot import WavePicture
 from runtime.startup.all_reduce import choose_all_reduce
 from runtime.startup.calculated_scales import calculate_kv_scales
 from runtime.startup.deterministic import use_deterministic_gemms
-from runtime.startup.device import free_bytes
+from runtime.startup.device import choose_state_dtype, free_bytes
 from runtime.startup.engine_spec import EngineSpec, resolve_engine_spec
 from runtime.startup.memory_estimate import cpu_memory_plan
 from runtime.startup.memory_profile import MemoryProfiler, explain_out_of_memory
@@ -113,6 +114,7 @@ class _LoadedParts:
     plan: MemoryPlan
     profiler: MemoryProfiler | None = None
     all_reduce: str = ""  # how ranks add their products, for the start report
+    delta_nets: str = ""  # which kernels compute gated delta nets, likewise
 
 
 def _on_gpu(
@@ -142,6 +144,8 @@ def _on_gpu(
         progress("gemms", 0, 1)
         autotune_gemms(loading.model)
         autotune_experts(loading.model)
+        states = choose_state_dtype(engine_spec.requested.state_dtype)
+        delta_nets = choose_delta_net(loading.model, states)
         for sentence in slow_layers(loading.model):
             log.warning("%s", sentence)
         tokens = engine_spec.resolve_config(plan).max_batched_tokens
@@ -165,6 +169,7 @@ def _on_gpu(
         plan,
         profiler,
         all_reduce,
+        delta_nets,
     )
 
 
@@ -227,6 +232,7 @@ def _ready(
         ranks=engine_spec.ranks.size,
         encoder_costs=resolved.encoder_stages,
         all_reduce=parts.all_reduce,
+        delta_nets=parts.delta_nets,
     )
 
 

@@ -23,8 +23,6 @@
 #   checked   tests/model_zoo/layers/delta_net/test_delta_net_decode.py against float64
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
@@ -48,6 +46,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
 )
 from model_zoo.layers.delta_net.reference import L2_EPS
+from model_zoo.layers.delta_net.tiles import DecodeTiles
 from model_zoo.layers.gemm.implementations import TILES, workspace
 from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 
@@ -245,25 +244,6 @@ def _delta_net_decode(
                 )
         if has_slot:
             store_last_inputs(CONV, v2, v1, v0, value, K)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeTiles:
-    """Tile sizes and compile options.
-
-    block_v     columns of a state that a program has
-    registers   of a thread, at most
-    prefetched  rows whose states are prefetched before the preceding kernel has ended
-    evict       eviction policy of the states' loads and stores
-    hopper      whether hopper/decode.py takes the place of this kernel, where it serves
-    """
-
-    block_v: int = 64
-    warps: int = 2
-    registers: int = 255
-    prefetched: int = 4
-    evict: str = "evict_first"
-    hopper: bool = False
 
 
 def delta_net_decode(

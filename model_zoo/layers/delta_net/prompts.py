@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -24,34 +24,11 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
 )
 from model_zoo.layers.delta_net.prompt_inputs import _prompt_inputs
+from model_zoo.layers.delta_net.tiles import PromptTiles
 
 MAX_PROMPTS = 8  # rows that programs of their own scan at a time
 GATE_HEADS = 16  # of which a program of prompt_inputs has the gates
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
-
-
-@dataclass(frozen=True, slots=True)
-class PromptTiles:
-    """Tile sizes and compile options.
-
-    channels that a program of prompt_inputs has, at most
-    block_v  columns of a state that a program of chunk_scan has
-    local_hopper, scan_halves
-             whether hopper/local.py takes the place of chunk_local; of a value head, the halves
-             that a program of hopper/scan.py has in place of chunk_scan: 2 with the gated norm, 1
-             without; 0: chunk_scan.  Where the Hopper kernels serve
-    """
-
-    channels: int = 512
-    input_warps: int = 2
-    local_warps: int = 4
-    local_registers: int = 168  # three programs a multiprocessor
-    block_v: int = 64
-    scan_warps: int = 4
-    scan_stages: int = 2
-    norm_warps: int = 4
-    local_hopper: bool = False
-    scan_halves: int = 0
 
 
 THREE_STAGES_BYTES = 140 << 10  # of shared memory, without Hopper's instructions

@@ -172,14 +172,17 @@ def _ranks(config: ServerConfig, ready: Ready) -> str:
 
 
 def _states(ready: Ready) -> str:
-    """Of a model with recurrent states: how many sequences can have one, and how many snapshots of
-    them the prefix cache has."""
+    """Of a model with recurrent states: how many sequences can have one, how many snapshots of them
+    the prefix cache has, and which kernels compute them."""
     if not ready.num_states:
         return ""
     cache = "no prefix cache"
     if ready.num_snapshots:
         cache = f"{ready.num_snapshots:,} snapshots in host memory for the prefix cache"
-    return f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}\n"
+    kernels = f" | {ready.delta_nets}" if ready.delta_nets else ""
+    return (
+        f"  states  {ready.num_states:,}: one a sequence, two with a grammar | {cache}{kernels}\n"
+    )
 
 
 def _warn(options: list[str], why: str) -> None:

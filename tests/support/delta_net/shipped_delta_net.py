@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
+from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.inputs import (
     DeltaNetRows,
     DeltaNetState,
@@ -17,6 +17,7 @@ from model_zoo.layers.delta_net.inputs import (
     Snapshots,
 )
 from model_zoo.layers.delta_net.prompts import delta_net_prompts, prompt_tiles
+from model_zoo.layers.delta_net.tiles import DecodeTiles
 from tests.support.kernels.shipped_attention import BF16, FP32, INT32, tensor
 
 KEY_HEADS, DIM, ROWS, SLOTS = 16, 128, 64, 80

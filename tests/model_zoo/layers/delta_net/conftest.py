@@ -1,4 +1,4 @@
-"""Memory that nothing has written is NaN, as it may be on a GPU; else it is often zero."""
+"""Memory that nothing has written is NaN, and the Hopper kernels are interpreted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.support.interpreter.gluon_interpreter import interpreted
+
+HOPPER = "model_zoo.layers.delta_net.hopper"
+
 
 @pytest.fixture
 def poisoned_memory() -> Iterator[None]:
+    """As it may be on a GPU; else it is often zero."""
     if torch.cuda.is_available():  # whose libraries have other rules for deterministic algorithms
         yield
         return
@@ -17,3 +22,19 @@ def poisoned_memory() -> Iterator[None]:
     assert torch.empty(1).isnan() and torch.zeros(1).new_empty(1).isnan()
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def hopper_kernels() -> Iterator[None]:
+    """A GPU runs the kernels themselves."""
+    if torch.cuda.is_available():
+        if torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip("these kernels are for Hopper")
+        yield
+        return
+    with (
+        interpreted("_local", f"{HOPPER}.chunks", f"{HOPPER}.local"),
+        interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "outputs", "scan"))),
+        interpreted("_decode", f"{HOPPER}.decode"),
+    ):
+        yield

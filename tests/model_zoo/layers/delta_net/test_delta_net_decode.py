@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
+from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from model_zoo.layers.delta_net.tiles import DecodeTiles
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 from tests.support.examples import examples
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -10,36 +9,19 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import DecodeTiles, delta_net_decode
+from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.hopper.serves import serves_decode
 from model_zoo.layers.delta_net.inputs import Snapshots
-from model_zoo.layers.delta_net.prompts import PromptTiles, delta_net_prompts
+from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
+from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
-from tests.support.interpreter.gluon_interpreter import interpreted
 
-pytestmark = pytest.mark.usefixtures("poisoned_memory")
-HOPPER = "model_zoo.layers.delta_net.hopper"
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "hopper_kernels")
 # The interpreter cuts bfloat16 off where a GPU rounds.
 DTYPES = [pytest.param(torch.bfloat16, marks=pytest.mark.gpu), torch.float16]
 HALVES = pytest.mark.parametrize("halves", [1, 2])
 DIGIT = {torch.float16: 2**-10, torch.bfloat16: 2**-7}  # a last digit, of the largest mantissa
-
-
-@pytest.fixture(autouse=True)
-def on_interpreter() -> Iterator[None]:
-    """A GPU runs the kernels themselves."""
-    if torch.cuda.is_available():
-        if torch.cuda.get_device_capability() != (9, 0):
-            pytest.skip("these kernels are for Hopper")
-        yield
-        return
-    with (
-        interpreted("_local", f"{HOPPER}.chunks", f"{HOPPER}.local"),
-        interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "outputs", "scan"))),
-        interpreted("_decode", f"{HOPPER}.decode"),
-    ):
-        yield
 
 
 def prompts(case: DeltaNetCase, halves: int) -> Tensor:

@@ -60,6 +60,8 @@ def test_the_report_has_the_recurrent_states_and_what_is_not_read():
     text = start_report(ServerConfig(), replace(hybrid, num_snapshots=0, text_part=False))
     assert "two with a grammar | no prefix cache\n" in text and "reads " not in text
     assert "states " not in report()
+    text = start_report(ServerConfig(), replace(hybrid, delta_nets="prompts by Hopper kernels"))
+    assert " for the prefix cache | prompts by Hopper kernels\n" in text
 
 
 def test_the_report_says_why_so_many_devices_were_taken():

@@ -1,0 +1,56 @@
+"""Which kernels a gated delta net is computed by, with their tile sizes and compile options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTiles:
+    """Tile sizes and compile options.
+
+    block_v     columns of a state that a program has
+    registers   of a thread, at most
+    prefetched  rows whose states are prefetched before the preceding kernel has ended
+    evict       eviction policy of the states' loads and stores
+    hopper      whether hopper/decode.py takes the place of this kernel, where it serves
+    """
+
+    block_v: int = 64
+    warps: int = 2
+    registers: int = 255
+    prefetched: int = 4
+    evict: str = "evict_first"
+    hopper: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTiles:
+    """Tile sizes and compile options.
+
+    channels that a program of prompt_inputs has, at most
+    block_v  columns of a state that a program of chunk_scan has
+    local_hopper, scan_halves
+             whether hopper/local.py takes the place of chunk_local; of a value head, the halves
+             that a program of hopper/scan.py has in place of chunk_scan: 2 with the gated norm, 1
+             without; 0: chunk_scan.  Where the Hopper kernels serve
+    """
+
+    channels: int = 512
+    input_warps: int = 2
+    local_warps: int = 4
+    local_registers: int = 168  # three programs a multiprocessor
+    block_v: int = 64
+    scan_warps: int = 4
+    scan_stages: int = 2
+    norm_warps: int = 4
+    local_hopper: bool = False
+    scan_halves: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetTiles:
+    """Of a layer; None: what its device and type take without a trial."""
+
+    decode: DecodeTiles | None = None
+    prompts: PromptTiles | None = None

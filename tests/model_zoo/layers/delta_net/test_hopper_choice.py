@@ -1,0 +1,124 @@
+"""The trial of the Hopper kernels at a start: on interpreted kernels, and on a GPU."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from model_zoo.families.delta_net_config import DeltaNetConfig
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.delta_net.block import DeltaNet
+from model_zoo.layers.delta_net.hopper import choose, run
+from model_zoo.layers.delta_net.hopper.trial import (
+    DECODE,
+    PROMPTS,
+    TrialRow,
+    TrialStep,
+    difference,
+    trial_step,
+)
+from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles, PromptTiles
+from model_zoo.layers.linear_factory import LinearFactory
+
+pytestmark = pytest.mark.usefixtures("poisoned_memory", "hopper_kernels")
+FP32 = torch.float32
+FEW = (TrialRow(70, 0, 64), TrialRow(1, 63), TrialRow(12, 60, 64), TrialRow(9, has_slot=False))
+BY_TRITON = DeltaNetTiles(prompts=PromptTiles())
+BY_HOPPER = [
+    DeltaNetTiles(prompts=PromptTiles(local_hopper=True, scan_halves=halves)) for halves in (1, 2)
+]
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, too, where the interpreter runs them."""
+    monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: True)
+
+
+def step_of(rows: tuple[TrialRow, ...], device: str) -> TrialStep:
+    config = DeltaNetConfig(layers=(0,), key_heads=1, value_heads=2)
+    # The interpreter cuts bfloat16 off where a GPU rounds.
+    dtype = torch.float16 if device == "cpu" else torch.bfloat16
+    return trial_step(config, dtype, FP32, rows, padding=3, device=torch.device(device))
+
+
+def test_kernels_whose_results_are_the_same_are_right(device: str):
+    step = step_of(FEW if device == "cpu" else PROMPTS, device)
+    candidates = [BY_TRITON, *BY_HOPPER]
+    assert choose.right_candidates("prompts", step, candidates) == candidates
+
+
+def test_decode_whose_results_are_the_same_is_right(device: str):
+    step = step_of(DECODE[:6] if device == "cpu" else DECODE, device)
+    candidates = [DeltaNetTiles(decode=DecodeTiles(hopper=hopper)) for hopper in (False, True)]
+    assert choose.right_candidates("decode", step, candidates) == candidates
+
+
+@pytest.mark.parametrize("fault", ["state", "conv", "out"])
+def test_a_kernel_with_a_wrong_row_is_left_out_with_a_warning(
+    device: str, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """One snapshot, one input of the convolution or one token is wrong."""
+    scan = run.scan_hopper
+
+    def wrong(chunked, z, weights, state, rows, plan, out, *sizes) -> None:
+        scan(chunked, z, weights, state, rows, plan, out, *sizes)
+        kept = int(rows.snapshots.slots[0, 0])
+        (state.state[kept] if fault == "state" else out[5]).mul_(1 if fault == "conv" else 1.1)
+        if fault == "conv":
+            state.conv[kept, 0, 0] += 1
+
+    monkeypatch.setattr(run, "scan_hopper", wrong)
+    found = choose.right_candidates("prompts", step_of(FEW, device), [BY_TRITON, BY_HOPPER[1]])
+    assert found == [BY_TRITON]
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and "scan_halves=2" in record.getMessage()
+
+
+def test_a_kernel_that_does_not_compile_is_left_out_with_a_warning(
+    device: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("PassManager::run failed\nand more")
+
+    monkeypatch.setattr(run, "local_hopper", fail)
+    step = step_of(FEW, device)
+    assert choose.right_candidates("prompts", step, [BY_TRITON, BY_HOPPER[0]]) == [BY_TRITON]
+    assert caplog.messages[0].endswith("is not used: PassManager::run failed")
+
+
+def test_a_token_that_is_nan_is_infinitely_far(device: str):
+    step = step_of(FEW, device)
+    expected = step.outcome(BY_TRITON)
+    found = replace(expected, out=expected.out.clone())
+    assert difference(found, expected) == 0
+    found.out[3, 4] = float("nan")
+    assert difference(found, expected) == float("inf")
+
+
+def layer_of(dtype: torch.dtype) -> DeltaNet:
+    config = DeltaNetConfig(layers=(0,), key_heads=2, value_heads=6)
+    linears = LinearFactory(dtype=dtype)
+    return DeltaNet(config, index=0, name="mixer", hidden=256, eps=1e-6, linears=linears)
+
+
+def test_a_cpu_has_no_choice():
+    layer = layer_of(torch.bfloat16)
+    before = layer.tiles
+    assert choose.choose_delta_net(nn.ModuleList([layer]), FP32) == "" and layer.tiles == before
+
+
+@pytest.mark.gpu
+def test_a_start_chooses_for_all_layers(caplog: pytest.LogCaptureFixture):
+    model = nn.ModuleList([layer_of(torch.bfloat16).cuda() for _ in range(2)])
+    said = choose.choose_delta_net(model, FP32)
+    assert not caplog.records
+    assert said.startswith("prompts by ") and " kernels, decode by " in said
+    first, second = model
+    assert isinstance(first, DeltaNet) and isinstance(second, DeltaNet)
+    assert first.tiles == second.tiles and first.tiles.prompts is not None
+    assert first.tiles.prompts.local_hopper == said.startswith("prompts by Hopper")
