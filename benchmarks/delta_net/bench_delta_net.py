@@ -10,7 +10,8 @@ one layer, with:
   fla     flash-linear-attention's chunk_gated_delta_rule of the same prompt, where that package is
           installed: without convolution, gates and gated norm, which the other column has
 
---tokens k gives each row that decodes k tokens.  --all prints each of the tiles that can be chosen.
+--tokens k gives each row that decodes k tokens.  --kernels hopper: by the kernels that a start on
+Hopper tries.  --all prints each of the tiles that can be chosen.
 Inputs are random, and each call has another layer's weights and states, so that none is in the L2
 cache when it is read again.  --check compares outputs and states with float64 first: the error is
 the root of the mean squared difference over that of the values.  If $OUT is set, delta_net.json is
@@ -45,7 +46,7 @@ from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
-from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
+from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles, PromptTiles
 
 BF16 = torch.bfloat16
 COLD_BYTES = 256 << 20  # of all layers that take turns: some times the L2 cache
@@ -75,6 +76,12 @@ DECODE_TILES = [
     DecodeTiles(block_v=16, warps=2, registers=128),
     DecodeTiles(hopper=True),
 ]
+KERNELS = {
+    "triton": DeltaNetTiles(),
+    "hopper": DeltaNetTiles(
+        DecodeTiles(hopper=True), PromptTiles(local_hopper=True, scan_halves=1)
+    ),
+}
 Call = Callable[[DeltaNetStep], object]
 
 
@@ -94,10 +101,10 @@ def layers_for(value_heads: int, lens: list[int], arguments: argparse.Namespace)
     return [first, *(planned(make_step(*make)) for _ in range(count - 1))]
 
 
-def check(step: DeltaNetStep) -> tuple[float, float]:
+def check(step: DeltaNetStep, tiles: DeltaNetTiles) -> tuple[float, float]:
     """The errors of the output and of the states, which are changed."""
     out, states = exact(step)
-    found = gated_delta_net(*step.arguments)
+    found = gated_delta_net(*step.arguments, tiles)
     return error(found, out), error(step.state.state, states)
 
 
@@ -146,11 +153,11 @@ def fla_call(steps: list[DeltaNetStep], value_heads: int) -> Callable[[int], obj
 def measure(
     value_heads: int, lens: list[int], timer: GraphTimer, arguments: argparse.Namespace
 ) -> dict:
-    steps = layers_for(value_heads, lens, arguments)
+    steps, tiles = layers_for(value_heads, lens, arguments), KERNELS[arguments.kernels]
     found: dict = {"rows": len(lens), "tokens": lens[0]}
     if arguments.check:
-        found["errors"] = check(steps[0])
-    calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments)]
+        found["errors"] = check(steps[0], tiles)
+    calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments, tiles)]
     ways = candidates(steps[0]) if arguments.all else {}
     calls += [lambda i, way=way: way(steps[i]) for way in ways.values()]
     fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > MAX_DECODE_TOKENS else None
@@ -186,6 +193,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1, help="prompts of a step")
     parser.add_argument("--before", type=int, default=1000, help="tokens that sequences have")
     parser.add_argument("--replays", type=int, default=10, help="of each graph")
+    parser.add_argument("--kernels", choices=KERNELS, default="triton")
     parser.add_argument("--all", action="store_true", help="print each of the tiles")
     parser.add_argument("--check", action="store_true", help="compare with float64 first")
     arguments = parser.parse_args()

@@ -7,19 +7,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from model_zoo.layers.delta_net.hopper.chunks import prompt_row
+from model_zoo.layers.delta_net.hopper.chunks import prompt_row, silu
 
 HALF = gl.constexpr(64)  # columns of the state that a warpgroup has
 DIM = gl.constexpr(128)  # of values
 CHUNK = gl.constexpr(64)
-LOG2_E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.jit
-def _silu(x):
-    """As that of convolution.py."""
-    root = gl.rsqrt(1.0 + gl.exp2(x * -LOG2_E))
-    return x * root * root
 
 
 @gluon.jit
@@ -55,9 +47,9 @@ def store_normed(
                 token = first + j * 16 + gl.arange(0, 16, gl.SliceLayout(1, layout))
                 at = token.to(gl.int64)[:, None] * (HV * DIM) + (head * DIM + column)[None, :]
                 real = (token < last)[:, None] & (column >= 0)[None, :]
-                o0 = o0 * factor * weight0[None, :] * _silu(z0)
+                o0 = o0 * factor * weight0[None, :] * silu(z0)
                 gl.store(OUT + at, o0.to(OUT.dtype.element_ty), mask=real)
-                o1 = o1 * factor * weight1[None, :] * _silu(z1)
+                o1 = o1 * factor * weight1[None, :] * silu(z1)
                 gl.store(OUT + at + HALF, o1.to(OUT.dtype.element_ty), mask=real)
             fence_async_shared()  # o was written where a copy comes next
             mbarrier.arrive(empty.index(stage), count=1)
