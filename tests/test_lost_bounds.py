@@ -33,6 +33,7 @@ module {
     [
         ("", ["loop 0: number 1"]),
         ("tt.store %OUT, %end : !tt.ptr<i32>", []),
+        ("tt.store %OUT, %b : !tt.ptr<i32>", []),
     ],
 )
 def test_a_number_that_only_bounds_an_inner_loop_is_lost(line: str, lost: list[str]):

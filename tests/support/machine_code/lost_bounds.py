@@ -127,38 +127,47 @@ def lost_bounds(ir: str) -> list[str]:
 
 
 def _lost(loop: Op, inside: list[Op], ops: list[Op]) -> list[int]:
-    made = {value: (op, i) for op in ops for i, value in enumerate(op.results)}
-    carried = {value: (op, i) for op in [loop, *inside] for i, (value, _) in enumerate(op.carried)}
+    """What is needed for bounds alone: live with them, and to that pass not."""
     (last,) = loop.yields
-    outside = [op for op in ops if op not in inside]
-    used = {value for op in outside for value in op.operands}
-    live = [last[i] for i, value in enumerate(loop.results) if value in used]
-    for op in inside:
-        # Bounds are no uses to that pass; what has no result is kept for what it does.
-        if op.name in ("scf.if", "tt.call") or (
-            not op.results and op.name not in ("scf.yield", "scf.for")
-        ):
-            live += op.operands
+    used = {value for op in ops if op not in inside for value in op.operands}
+    results = [last[i] for i, value in enumerate(loop.results) if value in used]
+    kept = [
+        # What has no result is kept for what it does.
+        value
+        for op in inside
+        if op.name in ("scf.if", "tt.call")
+        or (not op.results and op.name not in ("scf.yield", "scf.for"))
+        for value in op.operands
+    ]
+    bounds = [value for op in inside if op.name == "scf.for" for value in op.operands]
+    live = _live([*results, *kept], loop, inside)
+    needed = _live([*results, *kept, *bounds], loop, inside)
+    return [
+        i
+        for i, (value, _) in enumerate(loop.carried)
+        if last[i] not in live and last[i] != value and value in needed
+    ]
+
+
+def _live(values: list[int], loop: Op, inside: list[Op]) -> set[int]:
+    """These and all that they are computed from in the loop."""
+    made = {value: (op, i) for op in inside for i, value in enumerate(op.results)}
+    carried = {value: (op, i) for op in [loop, *inside] for i, (value, _) in enumerate(op.carried)}
     seen: set[int] = set()
-    while live:
-        value = live.pop()
+    while values:
+        value = values.pop()
         if value in seen:
             continue
         seen.add(value)
         if value in carried:
             owner, i = carried[value]
-            live += [owner.carried[i][1], owner.yields[0][i]]
+            values += [owner.carried[i][1], owner.yields[0][i]]
         elif value in made:
             op, i = made[value]
             if op.name == "scf.for":
-                live += [op.carried[i][1], op.yields[0][i]]
+                values += [op.carried[i][1], op.yields[0][i]]
             elif op.name == "scf.if":
-                live += [branch[i] for branch in op.yields]
+                values += [branch[i] for branch in op.yields]
             else:
-                live += op.operands
-    read = {value for op in inside if op.name != "scf.yield" for value in op.operands}
-    return [
-        i
-        for i, (value, _) in enumerate(loop.carried)
-        if last[i] not in seen and last[i] != value and value in read
-    ]
+                values += op.operands
+    return seen
