@@ -20,6 +20,7 @@ from model_zoo.layers.delta_net.hopper.trial import (
     TrialStep,
     difference,
     trial_step,
+    without_snapshots,
 )
 from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles, PromptTiles
 from model_zoo.layers.linear_factory import LinearFactory
@@ -48,6 +49,13 @@ def step_of(rows: tuple[TrialRow, ...], device: str) -> TrialStep:
 
 def test_kernels_whose_results_are_the_same_are_right(device: str):
     step = step_of(FEW if device == "cpu" else PROMPTS, device)
+    candidates = [BY_TRITON, *BY_HOPPER]
+    assert choose.right_candidates("prompts", step, candidates) == candidates
+
+
+def test_steps_without_snapshots_have_kernels_of_their_own(device: str):
+    step = step_of(tuple(without_snapshots(FEW)), device)
+    assert step.rows.snapshots is None
     candidates = [BY_TRITON, *BY_HOPPER]
     assert choose.right_candidates("prompts", step, candidates) == candidates
 
