@@ -101,7 +101,7 @@ def layers_for(value_heads: int, lens: list[int], arguments: argparse.Namespace)
     return [first, *(planned(make_step(*make)) for _ in range(count - 1))]
 
 
-def check(step: DeltaNetStep, tiles: DeltaNetTiles) -> tuple[float, float]:
+def check(step: DeltaNetStep, tiles: DeltaNetTiles | None = None) -> tuple[float, float]:
     """The errors of the output and of the states, which are changed."""
     out, states = exact(step)
     found = gated_delta_net(*step.arguments, tiles)
