@@ -10,8 +10,8 @@ For each number of rows, microseconds a call in a CUDA graph, as the slowest ran
   two_shot   the same with two_shot_all_reduce_
   norm       add_rms_norm alone: what of the others is no communication
 
-A graph has CALLS calls, one after the other as the layers of a model; the parts are not written
-again between calls.  --check compares the results with those of NCCL first.  If $OUT is set,
+A graph has CALLS calls, one after the other as the layers of a model.  --check compares the results
+with those of NCCL first.  If $OUT is set,
 all_reduce.json is written there.
 """
 
@@ -69,8 +69,8 @@ def graphed_us(call: Call) -> float:
 def calls_of(buffers: SymmetricBuffers, rows: int, symmetric: Tensor) -> dict[str, Call]:
     """What is timed.  symmetric: [rows, size] that torch's operations can sum."""
     size, device = buffers.size, symmetric.device
-    residual, x = (torch.zeros(rows, size, dtype=DTYPE, device=device) for _ in range(2))
-    weight = torch.ones(size, dtype=DTYPE, device=device)
+    residual, x = (torch.randn(rows, size, dtype=DTYPE, device=device) for _ in range(2))
+    part, weight = x.clone(), torch.ones(size, dtype=DTYPE, device=device)
     name = dist.group.WORLD.group_name  # type: ignore[union-attr]
     ops = torch.ops.symm_mem
 
@@ -87,7 +87,9 @@ def calls_of(buffers: SymmetricBuffers, rows: int, symmetric: Tensor) -> dict[st
         add_rms_norm(symmetric, residual, weight, EPS)
 
     return {
-        "fused": lambda index: all_reduce_add_rms_norm(buffers, index % 2, residual, weight, EPS),
+        "fused": lambda index: all_reduce_add_rms_norm(
+            buffers, index % 2, part, residual, weight, EPS
+        ),
         "nccl": nccl,
         "one_shot": one_shot,
         "two_shot": two_shot,
@@ -99,11 +101,10 @@ def check(buffers: SymmetricBuffers, rows: int) -> None:
     """Both turns against NCCL's sum in float32."""
     weight = torch.ones(buffers.size, dtype=DTYPE, device="cuda")
     for turn in range(2):
-        part = buffers.part(turn, rows)
-        part.normal_()
+        part = torch.randn(rows, buffers.size, dtype=DTYPE, device="cuda")
         summed, residual = part.float(), torch.zeros_like(part)
         dist.all_reduce(summed)
-        all_reduce_add_rms_norm(buffers, turn, residual, weight, EPS)
+        all_reduce_add_rms_norm(buffers, turn, part, residual, weight, EPS)
         torch.testing.assert_close(residual, summed.to(DTYPE))
 
 
@@ -129,10 +130,8 @@ def measure(rank: int, arguments: argparse.Namespace, store: str) -> None:
     for rows in arguments.rows:
         if arguments.check:
             check(buffers, rows)
-        symmetric = symmetric_memory.empty(rows, size, dtype=DTYPE, device=device).zero_()
+        symmetric = symmetric_memory.empty(rows, size, dtype=DTYPE, device=device).normal_()
         symmetric_memory.rendezvous(symmetric, group.group_name)
-        for turn in range(2):
-            buffers.part(turn, rows).zero_()
         times = {
             name: graphed_us(call) for name, call in calls_of(buffers, rows, symmetric).items()
         }

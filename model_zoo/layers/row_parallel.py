@@ -51,12 +51,8 @@ class RowParallelLinear(Linear):
 
     def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
         """As forward, or this rank's part of the sum, where the norm computes it."""
-        partial = self._communicator.partial_sum(len(x))
-        if partial is None:
-            return self(x)
-        self.product(x, partial.part)
-        return partial
+        return self._communicator.for_norm(super().forward(x))
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, in], this rank's inputs -> [T, out], the sum over all ranks."""
-        return self._communicator.all_reduce(self.product(x))
+        return self._communicator.all_reduce(super().forward(x))

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.partial_sum import FusedSums, PartialSum
+from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums
 
 
 class Communicator(Protocol):
@@ -23,11 +23,8 @@ class Communicator(Protocol):
         """x [R, N] of each rank -> [R, size * N], those of rank 0 first."""
         ...
 
-    def partial_sum(self, rows: int) -> PartialSum | None:
-        """Where a product of so many rows belongs that the next norm adds over all ranks.
-
-        None: all_reduce it
-        """
+    def for_norm(self, part: Tensor) -> Addend:
+        """The sum of a product's parts [T, N] over all ranks, which the next norm may compute."""
         ...
 
 
@@ -40,8 +37,8 @@ class Alone:
     def gather(self, x: Tensor) -> Tensor:
         return x
 
-    def partial_sum(self, rows: int) -> None:
-        return None
+    def for_norm(self, part: Tensor) -> Tensor:
+        return part
 
 
 class ProcessGroupCommunicator:
@@ -62,8 +59,9 @@ class ProcessGroupCommunicator:
         self.in_order = in_order
         self._gathers = in_order and self._size > 2
 
-    def partial_sum(self, rows: int) -> PartialSum | None:
-        return None if self.fused is None else self.fused.begin(rows)
+    def for_norm(self, part: Tensor) -> Addend:
+        partial = None if self.fused is None else self.fused.begin(part)
+        return self.all_reduce(part) if partial is None else partial
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.fused is not None:

@@ -1,7 +1,7 @@
 """PartialSum: a rank's part of a sum over all ranks, which the next norm computes.
 
-A row-parallel product is written where all ranks can read it, and the kernel of the norm after it
-adds the parts: no all-reduce is launched, and the sum is not stored and read again.
+The kernel of the norm after a row-parallel product sends the product to all ranks and adds what
+they send: no all-reduce is launched, and the sum is not stored and read again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """part  [T, N] in a symmetric buffer: what this rank adds
+    """part  [T, N]: what this rank adds
     turn  of the buffers
     """
 
@@ -46,7 +46,7 @@ class PartialSum:
         """
         assert len(residual) == len(self)
         options = {"post_weight": post_weight, "plus_one": plus_one}
-        arguments = self.buffers, self.turn, residual, weight, eps
+        arguments = self.buffers, self.turn, self.part, residual, weight, eps
         if scales is not None:
             from model_zoo.layers.all_reduce.add_rms_norm_quantize import (
                 all_reduce_add_rms_norm_quantize,
@@ -72,15 +72,15 @@ class FusedSums:
         self.buffers, self.max_rows = buffers, buffers.max_rows
         self._turn = 0
 
-    def begin(self, rows: int) -> PartialSum | None:
-        """Where a product of so many rows belongs; None: the library sums it."""
-        if not 0 < rows <= self.max_rows:  # of no rows no rank would wait for another
+    def begin(self, part: Tensor) -> PartialSum | None:
+        """The sum of this part [T, N] and those of the other ranks; None: the library adds."""
+        if not 0 < len(part) <= self.max_rows:  # of no rows no rank would wait for another
             return None
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        return PartialSum(self.buffers, turn, self.buffers.part(turn, rows))
+        return PartialSum(self.buffers, turn, part)
 
     def restart(self) -> None:
         """Begin with the first buffer: after a sum of the library, in which all ranks take part,
-        none reads any.  Every step has one, of its embeddings, so that all ranks and all graphs
+        none waits for any.  Every step has one, of its embeddings, so that all ranks and all graphs
         take the same turns, whatever ran before."""
         self._turn = 0

@@ -57,7 +57,9 @@ def self_check(
     if problem:
         return problem
     called: list[Called] = []
+    buffers.clear()  # of what has come after a program gave up: all ranks are through with it
     buffers.limit_waits(limit)
+    _synchronize(buffers)
     exchange("")
     problem = _attempt(lambda: _call(buffers, called, plus_one))
     problem = first_problem(exchange(problem))
@@ -81,7 +83,8 @@ def _attempt(work: Callable[[], str]) -> str:
 def _compile(buffers: SymmetricBuffers, plus_one: bool) -> str:
     buffers.limit_waits(AT_ONCE)
     residual, weight = _shared(buffers, 1, 0)
-    all_reduce_add_rms_norm(buffers, 0, residual, weight, EPS, plus_one=plus_one)
+    part = _part(buffers, 1, 0)
+    all_reduce_add_rms_norm(buffers, 0, part, residual, weight, EPS, plus_one=plus_one)
     _synchronize(buffers)
     return ""
 
@@ -91,13 +94,13 @@ def _call(buffers: SymmetricBuffers, called: list[Called], plus_one: bool) -> st
     for rows in sorted({*(rows for rows in ROWS if rows < buffers.max_rows), buffers.max_rows}):
         for call in range(CALLS):
             total, weight = _shared(buffers, rows, call)
-            buffers.part(call % TURNS, rows).copy_(_part(buffers, rows, call))
+            part = _part(buffers, rows, call)
             out = all_reduce_add_rms_norm(
-                buffers, call % TURNS, total, weight, EPS, plus_one=plus_one
+                buffers, call % TURNS, part, total, weight, EPS, plus_one=plus_one
             )
             called.append(Called(rows, call, total, out))
     _synchronize(buffers)
-    return "a signal of another rank has not come" if buffers.gave_up else ""
+    return "the part of another rank has not come" if buffers.gave_up else ""
 
 
 def _differences(

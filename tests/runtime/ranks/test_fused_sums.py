@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import structs
+from torch import Tensor
 
 from model_zoo.parallel.communicator import ProcessGroupCommunicator
 from runtime.config import EngineConfig
@@ -76,9 +77,9 @@ def test_two_processes_whose_norms_add_answer_with_the_tokens_of_one(
         assert sums is not None and 1 < sums.max_rows < 16
         begin = sums.begin
 
-        def recorded(count: int):
-            partial = begin(count)
-            rows.append(count if partial is not None else -count)
+        def recorded(part: Tensor):
+            partial = begin(part)
+            rows.append(len(part) if partial is not None else -len(part))
             return partial
 
         monkeypatch.setattr(sums, "begin", recorded)

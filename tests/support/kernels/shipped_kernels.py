@@ -9,7 +9,7 @@ import torch
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
-from model_zoo.layers.all_reduce.symmetric_buffers import MAX_PROGRAMS, SymmetricBuffers
+from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, buffer_shape
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGemm, SplitK
@@ -100,24 +100,18 @@ def call_norm(tokens: int) -> None:
 
 
 def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
-    memory, words = tensor(1, dtype=torch.uint8), tensor(world, dtype=torch.int64)
     buffers = SymmetricBuffers(
-        memory=memory,
-        addresses=words,
-        pads=words,
-        epochs=tensor(MAX_PROGRAMS + 2, dtype=INT32),
+        memory=tensor(*buffer_shape(TOKENS, 4096, world)),
+        addresses=(1 << 40,) * world,
+        limit=tensor(2, dtype=INT32),
         rank=1,
-        world=world,
-        max_rows=TOKENS,
-        size=4096,
-        dtype=BF16,
         programs=264,
     )
     x, weight = tensor(TOKENS, 4096), tensor(4096)
     if kind is None:
-        all_reduce_add_rms_norm(buffers, 1, x, weight, 1e-6)
+        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6)
     else:
-        all_reduce_add_rms_norm_quantize(buffers, 1, x, weight, 1e-6, kind)
+        all_reduce_add_rms_norm_quantize(buffers, 1, x, x, weight, 1e-6, kind)
 
 
 def call_swiglu(dtype: torch.dtype) -> None:

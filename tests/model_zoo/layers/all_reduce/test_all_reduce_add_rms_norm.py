@@ -1,4 +1,4 @@
-"""The all-reduce with residual sum and norm: its arithmetic, its bits, its barrier."""
+"""The all-reduce with residual sum and norm: its arithmetic, its bits, its waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
-    allocation_bytes,
+    buffer_shape,
     in_one_process,
 )
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
@@ -34,19 +34,23 @@ def group_of(
     world: int, max_rows: int, size: int, dtype: torch.dtype, device: str
 ) -> list[SymmetricBuffers]:
     """All ranks of a group, in one address space."""
-    count = allocation_bytes(max_rows, size, dtype, world)
-    memories = [torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(world)]
-    return [in_one_process(memories, rank, max_rows, size, dtype) for rank in range(world)]
+    shape = buffer_shape(max_rows, size, world)
+    memories = [torch.full(shape, -0.0, dtype=dtype, device=device) for _ in range(world)]
+    return [in_one_process(memories, rank) for rank in range(world)]
 
 
-def fill(ranks: list[SymmetricBuffers], turn: int, rows: int) -> list[Tensor]:
-    """Random parts, written where each rank's product would write them."""
-    parts = []
+def random_parts(ranks: list[SymmetricBuffers], rows: int) -> list[Tensor]:
+    return [
+        torch.randn(rows, each.size, device=each.memory.device).to(each.dtype) for each in ranks
+    ]
+
+
+def deliver(ranks: list[SymmetricBuffers], turn: int, parts: list[Tensor]) -> None:
+    """Every part has come to all ranks, so that one after the other can be called."""
     for buffers in ranks:
-        part = buffers.part(turn, rows)
-        part.copy_(torch.randn(part.shape, device=part.device))
-        parts.append(part.clone())
-    return parts
+        for sender, part in enumerate(parts):
+            if sender != buffers.rank:
+                buffers.received(turn, sender, len(part)).copy_(part)
 
 
 def norm(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
@@ -64,13 +68,14 @@ def test_all_ranks_have_the_bits_of_one_sum_and_its_norm(
 ):
     torch.manual_seed(rows)
     ranks = group_of(world, 9, size, dtype, device)
-    parts = fill(ranks, 1, rows)
+    parts = random_parts(ranks, rows)
+    deliver(ranks, 1, parts)
     residual = torch.randn(rows, size, device=device).to(dtype)
     weight = torch.randn(size, device=device).to(dtype)
     sums = [residual.clone() for _ in ranks]
     outs = [
-        all_reduce_add_rms_norm(buffers, 1, total, weight, EPS, barrier=False)
-        for buffers, total in zip(ranks, sums, strict=True)
+        all_reduce_add_rms_norm(buffers, 1, part, total, weight, EPS)
+        for buffers, part, total in zip(ranks, parts, sums, strict=True)
     ]
     exact = sum(part.double() for part in parts) + residual.double()
     torch.testing.assert_close(sums[0].double(), exact, rtol=0.51 * DIGIT[dtype], atol=1e-5)
@@ -82,11 +87,11 @@ def test_all_ranks_have_the_bits_of_one_sum_and_its_norm(
 
 def test_parts_are_added_in_the_order_of_the_ranks(device: str):
     ranks = group_of(3, 1, 64, FP32, device)
-    for buffers, value in zip(ranks, (1e8, 1.0, -1e8), strict=True):
-        buffers.part(0, 1).fill_(value)
-    for buffers in ranks:
+    parts = [torch.full((1, 64), value, device=device) for value in (1e8, 1.0, -1e8)]
+    deliver(ranks, 0, parts)
+    for buffers, part in zip(ranks, parts, strict=True):
         residual = torch.zeros(1, 64, device=device)
-        all_reduce_add_rms_norm(buffers, 0, residual, residual[0] + 1, EPS, barrier=False)
+        all_reduce_add_rms_norm(buffers, 0, part, residual, residual[0] + 1, EPS)
         # 1e8 + 1 is 1e8 in float32; in another order a 1 would be left.
         assert not residual.any()
 
@@ -95,14 +100,15 @@ def test_parts_are_added_in_the_order_of_the_ranks(device: str):
 def test_the_sum_of_the_parts_may_be_normed_before_it_is_added(device: str, plus_one: bool):
     torch.manual_seed(3)
     ranks = group_of(2, 4, 96, FP32, device)
-    parts = fill(ranks, 0, 4)
+    parts = random_parts(ranks, 4)
+    deliver(ranks, 0, parts)
     residual = torch.randn(4, 96, device=device)
     weight, post = (torch.randn(96, device=device) for _ in range(2))
     exact = residual.double() + norm(parts[0] + parts[1], post, plus_one)
-    for buffers in ranks:
+    for buffers, part in zip(ranks, parts, strict=True):
         total = residual.clone()
         out = all_reduce_add_rms_norm(
-            buffers, 0, total, weight, EPS, post_weight=post, plus_one=plus_one, barrier=False
+            buffers, 0, part, total, weight, EPS, post_weight=post, plus_one=plus_one
         )
         torch.testing.assert_close(total.double(), exact, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
@@ -117,13 +123,14 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
 ):
     torch.manual_seed(6)
     ranks = group_of(2, 5, 256, FP16, device)
-    fill(ranks, 1, rows)
+    parts = random_parts(ranks, rows)
+    deliver(ranks, 1, parts)
     residual = torch.randn(rows, 256, device=device, dtype=FP16)
     weight = torch.randn(256, device=device, dtype=FP16)
     plain, fused = residual.clone(), residual.clone()
-    normed = all_reduce_add_rms_norm(ranks[0], 1, plain, weight, EPS, barrier=False)
+    normed = all_reduce_add_rms_norm(ranks[0], 1, parts[0], plain, weight, EPS)
     expected = quantize_rows(normed, kind)
-    found = all_reduce_add_rms_norm_quantize(ranks[1], 1, fused, weight, EPS, kind, barrier=False)
+    found = all_reduce_add_rms_norm_quantize(ranks[1], 1, parts[1], fused, weight, EPS, kind)
     assert torch.equal(fused, plain)
     codes = [each.codes.view(torch.uint8)[:rows] for each in (found, expected)]
     assert torch.equal(*codes)
@@ -133,22 +140,57 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
         assert torch.equal(found.zeros[:rows], expected.zeros[:rows])
 
 
-def test_a_turn_has_a_buffer_of_its_own_and_signals_are_beside_both(device: str):
-    ranks = group_of(2, 5, 96, FP16, device)
-    buffers = ranks[0]
-    for turn, value in ((0, 1.0), (1, 2.0)):
-        buffers.part(turn, 5).fill_(value)
-    assert (buffers.part(0, 5) == 1).all() and (buffers.part(1, 5) == 2).all()
-    pad = buffers.memory[2 * buffers.turn_elements * 2 :]
-    assert not pad.any() and pad.numel() == 2 * 1024 * 4
-    assert int(buffers.pads[0]) == pad.data_ptr() and pad.data_ptr() % 16 == 0
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_has_been_added_is_forgotten_and_nothing_else(device: str, dtype: torch.dtype):
+    ranks = group_of(3, 5, 96, dtype, device)
+    parts = random_parts(ranks, 2)
+    for turn in range(2):
+        deliver(ranks, turn, parts)
+    residual = torch.zeros(2, 96, dtype=dtype, device=device)
+    all_reduce_add_rms_norm(ranks[1], 1, parts[1], residual, residual[0], EPS)
+    memory = ranks[1].memory
+    empty = torch.signbit(memory) & (memory == 0)
+    assert empty[1].all() and empty[0, :, 2:].all()
+    for sender in (0, 2):
+        assert torch.equal(ranks[1].received(0, sender, 2), parts[sender])
+        assert torch.equal(ranks[sender].received(1, 1, 2), parts[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_of_both_signs_are_sent_and_added_as_zeros(device: str, dtype: torch.dtype):
+    ranks = group_of(2, 3, 64, dtype, device)
+    part = torch.zeros(3, 64, dtype=dtype, device=device)
+    part[1], part[2, ::2] = -0.0, 5.0
+    deliver(ranks, 0, [part + 0.0] * 2)
+    for buffers in ranks:
+        residual = torch.full((3, 64), -0.0, dtype=dtype, device=device)
+        all_reduce_add_rms_norm(buffers, 0, part, residual, residual[0], EPS)
+        assert torch.equal(residual, 2 * part)
+    came = ranks[0].received(0, 1, 3)
+    assert torch.equal(came, part) and not torch.signbit(came).any()
+
+
+def test_a_buffer_has_room_for_the_rows_of_every_other_rank(device: str):
+    ranks = group_of(3, 5, 96, FP16, device)
+    starts = [
+        (turn, sender, buffers.received(turn, sender, 5).data_ptr())
+        for buffers in ranks
+        for turn in range(2)
+        for sender in range(3)
+        if sender != buffers.rank
+    ]
+    assert len({start for *_, start in starts}) == len(starts) == 12
+    for buffers in ranks:
+        turn_at, slot = buffers.offsets(1)
+        assert turn_at == 2 * slot == 2 * 5 * 96
+        assert buffers.received(1, (buffers.rank + 1) % 3, 1).data_ptr() % 16 == 0
 
 
 def test_no_rows_launch_nothing(device: str):
     buffers = group_of(2, 5, 96, FP32, device)[0]
     empty = torch.empty(0, 96, device=device)
-    # With the barrier: it would wait for another rank for ever.
-    assert all_reduce_add_rms_norm(buffers, 0, empty, torch.ones(96), EPS).shape == (0, 96)
+    # It would wait for another rank for ever.
+    assert all_reduce_add_rms_norm(buffers, 0, empty, empty, torch.ones(96), EPS).shape == (0, 96)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the ranks are interpreted")
@@ -157,11 +199,10 @@ def test_processes_that_are_late_by_turns_get_the_same_bits_of_every_call(
     tmp_path: Path, world: int
 ):
     calls = 40
-    size = allocation_bytes(
-        all_reduce_ranks.MAX_ROWS, all_reduce_ranks.SIZE, all_reduce_ranks.DTYPE, world
-    )
+    shape = buffer_shape(all_reduce_ranks.MAX_ROWS, all_reduce_ranks.SIZE, world)
+    empty = torch.full(shape, -0.0, dtype=all_reduce_ranks.DTYPE).numpy().tobytes()
     for rank in range(world):
-        (tmp_path / f"{rank}.memory").write_bytes(bytes(size))
+        (tmp_path / f"{rank}.memory").write_bytes(empty)
     module = "tests.support.parallel.all_reduce_ranks"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     processes = [
