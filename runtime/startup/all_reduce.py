@@ -21,7 +21,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
     SymmetricMemory,
     buffer_shape,
-    buffers_at,
+    buffers_in,
     first_problem,
     rows_of_buffers,
 )
@@ -108,7 +108,7 @@ def _prepare(spec: EngineSpec, max_tokens: int) -> SymmetricBuffers | str:
         return problem
     assert memory is not None
     try:
-        buffers = buffers_at(memory, rendezvous.addresses(memory), ranks.rank)
+        buffers = buffers_in(rendezvous.mapped(memory), ranks.rank)
     except Exception as error:
         problem = _first_line(error)
     return first_problem(ranks.exchange(problem)) or buffers or ""

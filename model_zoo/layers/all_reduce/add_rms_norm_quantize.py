@@ -11,8 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.all_reduce.add_rms_norm import check_operands
-from model_zoo.layers.all_reduce.sum_of_row import send_rows, sum_of_row
+from model_zoo.layers.all_reduce.add_rms_norm import AHEAD, check_operands
+from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 from model_zoo.layers.quantized_gemm.quantize_rows import group_of, room_for, write_codes
@@ -23,7 +23,8 @@ from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 def _all_reduce_add_rms_norm_quantize(
     PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, ZEROS, eps, M, rows,
     turn_at, slot, part_row, residual_row, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -33,13 +34,20 @@ def _all_reduce_add_rms_norm_quantize(
         post_weight = tl.load(POST_WEIGHT + column, mask=column < N, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    send_rows(PART, MEMORIES, turn_at, slot, M, part_row, column, column < N, RANK, WORLD, N)
+    whole = column < N
+    for ahead in tl.static_range(AHEAD):
+        row = (program + ahead * programs).to(tl.int64)
+        send_row(PART, MEMORIES, turn_at, slot, row, M, part_row, column, whole, RANK, WORLD, N)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
+        next_row = row + AHEAD * programs
+        send_row(
+            PART, MEMORIES, turn_at, slot, next_row, M, part_row, column, whole, RANK, WORLD, N
+        )
         mask = (column < N) & (row < M)
         total = sum_of_row(
             PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
-            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE,
+            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE, False,
         )  # fmt: skip
         x = rms_norm(total, weight, eps, N, PLUS_ONE)
         write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, N, BLOCK, GROUP)
@@ -70,7 +78,7 @@ def all_reduce_add_rms_norm_quantize(
             part, buffers.addresses, buffers.limit, residual, weight, post_weight, out.codes,
             out.scales, out.zeros, eps, count, rows, *buffers.offsets(turn), part.stride(0),
             residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,
-            GROUP=group_of(kind), PLUS_ONE=plus_one,
+            GROUP=group_of(kind), PLUS_ONE=plus_one, AHEAD=AHEAD,
             num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip

@@ -1,7 +1,9 @@
 """The jitted parts that kernels of sums over ranks share: sending rows, and adding what comes.
 
-send_rows    writes the rows of a program into the memory of all other ranks
-sum_of_row   waits for a row of all others, adds it, and says in its memory that nothing has come
+send_row         writes a row into the memory of all other ranks
+wait_for_piece   waits until copies of all other ranks have come (pieces.py)
+sum_of_row       waits for a row of all others, unless that has been done, adds it, and says in its
+                 memory that nothing has come
 
 -0.0 in the receiver's memory says that a number has not come, so that data and signal are one store
 (TensorRT-LLM calls this the Lamport protocol).  A buffer that a call has read is written again two
@@ -53,15 +55,13 @@ def row_of(MEMORY, dtype: tl.constexpr, sender: tl.constexpr, receiver: tl.const
 
 
 @triton.jit
-def send_rows(
-    PART, MEMORIES, turn_at, slot, count, part_row, column, mask, RANK: tl.constexpr,
+def send_row(
+    PART, MEMORIES, turn_at, slot, row, count, part_row, column, mask, RANK: tl.constexpr,
     WORLD: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Write the rows p, p + P, ... of `count` into the memory of all other ranks."""
-    program, programs = tl.program_id(0), tl.num_programs(0)
+    """Write a row into the memory of all other ranks, if it is one of `count`."""
     dtype: tl.constexpr = PART.dtype.element_ty
-    for turn in range(tl.cdiv(count - program, programs)):
-        row = (program + turn * programs).to(tl.int64)
+    if row < count:
         part = part_of_row(PART, row, part_row, column, mask)
         for rank in tl.static_range(WORLD):
             if rank != RANK:
@@ -70,47 +70,88 @@ def send_rows(
 
 
 @triton.jit
+def now():
+    """Microseconds; interpreted kernels have no clock, and count polls."""
+    if INTERPRETED:
+        return tl.full((), 0, tl.int64)
+    else:
+        return cuda.globaltimer() // 1000
+
+
+@triton.jit
+def is_over(waits, began, polls, LIMIT):
+    """Whether a program that waits has come to the limit, or any other has."""
+    limit = tl.load(LIMIT).to(tl.int64)
+    over = waits & (limit > 0)
+    if over:
+        waited = polls if INTERPRETED else now() - began
+        # Threads read the clock at different times: that of one decides for all.
+        over = tl.atomic_max(LIMIT + 1, (waited > limit).to(tl.int32)) != 0
+    return over
+
+
+@triton.jit
 def receive(at, LIMIT, mask):
     """Numbers of another rank once all have come, or, if LIMIT says so, what is there."""
     x = tl.load(at, mask=mask, other=0.0, volatile=True)
     waits = tl.max(is_negative_zero(x).to(tl.int32), 0) != 0
     if waits:
-        limit = tl.load(LIMIT).to(tl.int64)
-        waited = limit - limit
-        began = waited
-        if not INTERPRETED:
-            began = cuda.globaltimer()
+        began, polls = now(), tl.full((), 0, tl.int64)
         while waits:
             x = tl.load(at, mask=mask, other=0.0, volatile=True)
             waits = tl.max(is_negative_zero(x).to(tl.int32), 0) != 0
-            if limit > 0:
-                if INTERPRETED:
-                    waited += 1
-                else:
-                    waited = (cuda.globaltimer() - began) // 1000
-                # Threads read the clock at different times: that of one decides for all.
-                is_over = (waits & (waited > limit)).to(tl.int32)
-                waits = waits & (tl.atomic_max(LIMIT + 1, is_over) == 0)
+            polls += 1
+            waits = waits & (is_over(waits, began, polls, LIMIT) == 0)
     return x
+
+
+@triton.jit
+def wait_for_piece(
+    PART, MEMORIES, LIMIT, turn_at, slot, piece, flag, RANK: tl.constexpr, WORLD: tl.constexpr,
+    N: tl.constexpr,
+):  # fmt: skip
+    """Wait until a piece of all other ranks has come, or LIMIT says that it is over."""
+    dtype: tl.constexpr = PART.dtype.element_ty
+    for rank in tl.static_range(WORLD):
+        if rank != RANK:
+            flags = row_of(MEMORIES[RANK], dtype, rank, RANK, turn_at, slot, slot // N - 1, N)
+            word = flags.to(tl.pointer_type(tl.int32)) + piece
+            waits = tl.atomic_add(word, 0, sem="acquire", scope="sys") != flag
+            if waits:
+                began, polls = now(), tl.full((), 0, tl.int64)
+                while waits:
+                    waits = tl.atomic_add(word, 0, sem="acquire", scope="sys") != flag
+                    polls += 1
+                    waits = waits & (is_over(waits, began, polls, LIMIT) == 0)
 
 
 @triton.jit
 def sum_of_row(
     PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row, residual_row,
     column, mask, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, PLUS_ONE: tl.constexpr,
+    IN_PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The residual + all parts of a row, or + the norm of their sum; stored in the residual."""
+    """The residual + all parts of a row, or + the norm of their sum; stored in the residual.
+
+    IN_PIECES: wait_for_piece has waited for it, and it may have -0.0
+    """
     dtype: tl.constexpr = PART.dtype.element_ty
     residual_at = RESIDUAL + row * residual_row + column
     total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
-    own = part_of_row(PART, row, part_row, column, mask)
+    if IN_PIECES:
+        own = tl.load(PART + row * part_row + column, mask=mask, other=0.0)
+    else:
+        own = part_of_row(PART, row, part_row, column, mask)
     parts = tl.zeros([column.shape[0]], tl.float32)
     for rank in tl.static_range(WORLD):
         if rank == RANK:
             parts += own.to(tl.float32)
         else:
             at = row_of(MEMORIES[RANK], dtype, rank, RANK, turn_at, slot, row, N) + column
-            part = receive(at, LIMIT, mask)
+            if IN_PIECES:
+                part = tl.load(at, mask=mask, other=0.0, volatile=True)
+            else:
+                part = receive(at, LIMIT, mask)
             parts += part.to(tl.float32)
             tl.store(at, negative_zeros(part), mask=mask)
     if post_weight is not None:

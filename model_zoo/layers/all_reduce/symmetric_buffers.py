@@ -1,16 +1,19 @@
 """SymmetricBuffers: memory of a rank that all ranks of a group write into, for the parts of a sum.
 
 A rank's allocation has room for the rows of every other rank, in two buffers, which calls use in
-turns.  Peers write there by plain stores over NVLink, at addresses that do not change: a CUDA graph
-may hold them.  -0.0 says that nothing has come: senders write 0.0 in its place, and the receiver
-restores it, so that no signal is sent beside the data.
+turns.  Peers write there over NVLink, at addresses that do not change: a CUDA graph may hold them.
+
+Kernels write rows by plain stores.  -0.0 says that nothing has come: senders write 0.0 in its
+place, and the receiver restores it, so that no signal is sent beside the data.  Copies (pieces.py)
+write whatever a part has, and then a flag for each piece, in a last row that is no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -18,6 +21,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 TURNS = 2
+MAX_PIECES = 8  # that a part is copied in
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
 # All programs of a launch must be resident: each waits for its counterpart.  Of wider rows, and
 # with two norms, one fits on an SM.
@@ -31,27 +35,34 @@ Shape = tuple[int, int, int, int]
 class SymmetricBuffers:
     """What one rank knows of the allocations of all.
 
-    memory     its own allocation [TURNS, world - 1, max_rows, size]: rows of the other ranks, in
-               their order
-    addresses  where this process sees the allocation of each rank
+    memories   the allocations of all ranks as this process sees them, each [TURNS, world - 1,
+               max_rows + 1, size]: rows of the other ranks, in their order, and a row of flags
+    addresses  of the memories
     limit      [2] int32 on the device: microseconds that a program waits for other ranks, 0: for
                ever; and whether one has come to it
     programs   of a launch, at most: the same on all ranks
+    copied     numbers the parts that have been copied
     """
 
-    memory: Tensor
+    memories: tuple[Tensor, ...]
     addresses: tuple[int, ...]
     limit: Tensor
     rank: int
     programs: int
+    copied: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def memory(self) -> Tensor:
+        """This rank's own."""
+        return self.memories[self.rank]
 
     @property
     def world(self) -> int:
-        return len(self.addresses)
+        return len(self.memories)
 
     @property
     def max_rows(self) -> int:
-        return self.memory.shape[2]
+        return self.memory.shape[2] - 1
 
     @property
     def size(self) -> int:
@@ -66,10 +77,17 @@ class SymmetricBuffers:
         next one's."""
         return turn * self.memory.stride(0), self.memory.stride(1)
 
-    def received(self, turn: int, sender: int, rows: int) -> Tensor:
-        """[rows, size] where the part of another rank comes."""
-        assert sender != self.rank and rows <= self.max_rows
-        return self.memory[turn, sender - (sender > self.rank), :rows]
+    def rows_of(self, turn: int, sender: int, receiver: int) -> Tensor:
+        """[max_rows, size] where the part of one rank comes to another."""
+        return self._slot(turn, sender, receiver)[:-1]
+
+    def flags_of(self, turn: int, sender: int, receiver: int) -> Tensor:
+        """[MAX_PIECES] int32 beside them."""
+        return self._slot(turn, sender, receiver)[-1].view(torch.int32)[:MAX_PIECES]
+
+    def _slot(self, turn: int, sender: int, receiver: int) -> Tensor:
+        assert sender != receiver
+        return self.memories[receiver][turn, sender - (sender > receiver)]
 
     def clear(self) -> None:
         """Forget what has come; no rank may be within a call."""
@@ -105,8 +123,8 @@ class Rendezvous(Protocol):
         """Memory of this rank, in which nothing has come.  Raises RuntimeError."""
         ...
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
-        """Where this process sees the allocation of each rank; all ranks call it.
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
+        """The allocations of all ranks as this process sees them; all ranks call it.
 
         Raises RuntimeError.
         """
@@ -119,7 +137,7 @@ class SymmetricMemory:
     Raises RuntimeError where they cannot map each other's memory.
     """
 
-    max_bytes = 32 << 20  # larger sums take hundreds of microseconds either way
+    max_bytes = 128 << 20  # 8,192 rows of 8,192 numbers of 16 bits
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -139,7 +157,7 @@ class SymmetricMemory:
         torch.cuda.synchronize(device)
         return memory
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
         from torch.distributed import _symmetric_memory as symmetric_memory
         from torch.distributed import distributed_c10d
 
@@ -155,7 +173,11 @@ class SymmetricMemory:
         finally:
             store.set_timeout(before)
         self._mapped.append(handle)
-        return handle.buffer_ptrs
+        shape, dtype = memory.shape, memory.dtype
+        return [
+            memory if rank == self._group.rank() else handle.get_buffer(rank, shape, dtype)
+            for rank in range(self._group.size())
+        ]
 
 
 def first_problem(texts: list[str]) -> str:
@@ -175,27 +197,20 @@ def rendezvous(
 
     how = SymmetricMemory(group)
     memory = how.allocate(buffer_shape(max_rows, size, group.size()), dtype, device)
-    buffers = buffers_at(memory, how.addresses(memory), group.rank())
+    buffers = buffers_in(how.mapped(memory), group.rank())
     dist.barrier(group)
     return buffers
 
 
-def in_one_process(memories: Sequence[Tensor], rank: int) -> SymmetricBuffers:
-    """The buffers of one rank of several that share an address space.
-
-    memories  the allocations of all ranks
-    """
-    return buffers_at(memories[rank], [memory.data_ptr() for memory in memories], rank)
-
-
-def buffers_at(memory: Tensor, pointers: Sequence[int], rank: int) -> SymmetricBuffers:
-    """The buffers of a rank, in `memory`, where this process sees those of all at `pointers`."""
+def buffers_in(memories: Sequence[Tensor], rank: int) -> SymmetricBuffers:
+    """The buffers of a rank in the allocations of all, as this process sees them."""
+    memory = memories[rank]
     size, device = memory.shape[-1], memory.device
     assert size * memory.dtype.itemsize % ALIGNMENT == 0 and memory.is_contiguous()
-    assert all(pointer % ALIGNMENT == 0 for pointer in pointers)
+    assert all(each.data_ptr() % ALIGNMENT == 0 for each in memories)
     return SymmetricBuffers(
-        memory=memory,
-        addresses=tuple(pointers),
+        memories=tuple(memories),
+        addresses=tuple(each.data_ptr() for each in memories),
         limit=torch.zeros(2, dtype=torch.int32, device=device),
         rank=rank,
         programs=_programs(device, size),
@@ -210,7 +225,7 @@ def rows_of_buffers(tokens: int, size: int, dtype: torch.dtype, world: int, max_
 
 def buffer_shape(max_rows: int, size: int, world: int) -> Shape:
     """Of the allocation of one rank."""
-    return TURNS, world - 1, max_rows, size
+    return TURNS, world - 1, max_rows + 1, size
 
 
 def _programs(device: torch.device, size: int) -> int:

@@ -45,10 +45,10 @@ class OwnMemory:
             raise RuntimeError("out of memory\nsee the log")
         return torch.full(shape, -0.0, dtype=dtype, device=device)
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
-        if self.fails == "addresses":
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
+        if self.fails == "mapped":
             raise RuntimeError("no fabric handle")
-        return [memory.data_ptr()]
+        return [memory]
 
 
 class Summing(ProcessGroupCommunicator):
@@ -116,7 +116,7 @@ def test_sums_take_both_buffers_by_turns_and_those_of_the_library_begin_anew():
     [
         ("problem", "rank 0: GPU 0 cannot write into the memory of GPU 1"),
         ("allocate", "rank 0: out of memory"),
-        ("addresses", "rank 0: no fabric handle"),
+        ("mapped", "rank 0: no fabric handle"),
     ],
 )
 def test_without_a_rendezvous_nccl_adds_and_the_log_says_why(
@@ -158,8 +158,10 @@ def test_a_plan_counts_the_buffers_of_every_rank():
         engine = EngineConfig(model="m", **requested)
         return sum_bytes(engine, config, torch.bfloat16, 2048)
 
-    assert counted(2) == 2 * 2048 * 4096 * 2
-    # 32 MiB are the rows of three other ranks.
-    assert counted(4) == 2 * 3 * (2**25 // (3 * 8192)) * 8192
+    # Each has a row of flags.
+    assert counted(2) == 2 * (2048 + 1) * 4096 * 2
+    assert counted(4) == 3 * counted(2)
+    # 128 MiB are the rows of nine other ranks.
+    assert counted(10) == 2 * 9 * (2**27 // (9 * 8192) + 1) * 8192
     assert counted(1) == counted(2, disable_custom_all_reduce=True) == 0
     assert counted(2, deterministic=True) == 0

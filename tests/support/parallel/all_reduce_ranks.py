@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
-from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape, in_one_process
+from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape, buffers_in
 
 MAX_ROWS, SIZE, DTYPE = 9, 96, torch.float32
 EPS = 1e-5
@@ -48,7 +48,7 @@ def run(folder: Path, rank: int, world: int, calls: int) -> None:
         torch.from_file(str(folder / f"{each}.memory"), shared=True, size=prod(shape), dtype=DTYPE)
         for each in range(world)
     ]
-    buffers = in_one_process([memory.view(shape) for memory in memories], rank)
+    buffers = buffers_in([memory.view(shape) for memory in memories], rank)
     residual, weight = start_of()
     digest, delays = hashlib.sha256(), random.Random(rank)
     for call in range(calls):

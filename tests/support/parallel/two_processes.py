@@ -10,7 +10,6 @@ if it finds that one rank has computed something else.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,9 +19,8 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 from model_zoo.layers.all_reduce.self_check import self_check
 from model_zoo.layers.all_reduce.symmetric_buffers import (
-    SymmetricBuffers,
     buffer_shape,
-    buffers_at,
+    buffers_in,
 )
 
 WORLD, ROWS, SIZE, DTYPE = 2, 512, 4096, torch.bfloat16
@@ -49,21 +47,16 @@ def mapped(memory: Tensor) -> list[Tensor]:
     return [memory if r == rank else rebuild(*args) for r, (rebuild, args) in enumerate(handles)]
 
 
-def buffers_of(memories: Sequence[Tensor], rank: int) -> SymmetricBuffers:
-    pointers = [memory.data_ptr() for memory in memories]
-    return buffers_at(memories[rank], pointers, rank)
-
-
 def check(rank: int, store: str) -> None:
     torch.cuda.set_device(0)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
     memory = torch.full(buffer_shape(ROWS, SIZE, WORLD), -0.0, dtype=DTYPE, device="cuda")
     memories = mapped(memory)
-    buffers = buffers_of(memories, rank)
+    buffers = buffers_in(memories, rank)
     problems = [self_check(buffers, all_reduce, exchange)]
     # Nothing comes: what this process takes for the other's memory is other memory of its own.
     other, own = torch.zeros_like(memory), torch.full_like(memory, -0.0)
-    alone = buffers_of([own if r == rank else other for r in range(WORLD)], rank)
+    alone = buffers_in([own if r == rank else other for r in range(WORLD)], rank)
     problems.append(self_check(alone, all_reduce, exchange, limit=SHORT))
     # Rank 1 computes another norm.
     problems.append(self_check(buffers, all_reduce, exchange, plus_one=rank == 1))

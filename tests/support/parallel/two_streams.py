@@ -19,7 +19,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import (
     TURNS,
     SymmetricBuffers,
     buffer_shape,
-    in_one_process,
+    buffers_in,
 )
 
 SIZE, DTYPE, EPS = 4096, torch.bfloat16, 1e-6
@@ -79,7 +79,7 @@ def main(rows: int, replays: int) -> None:
     shape = buffer_shape(rows, SIZE, 2)
     memories = [torch.full(shape, -0.0, dtype=DTYPE, device="cuda") for _ in range(2)]
     weight = torch.randn(SIZE, dtype=DTYPE, device="cuda")
-    ranks = [Rank(in_one_process(memories, index), rows, weight) for index in range(2)]
+    ranks = [Rank(buffers_in(memories, index), rows, weight) for index in range(2)]
     # Kernels are compiled and loaded while no other waits: loading one may wait for the device.
     for rank in ranks:
         reset(ranks, 1)

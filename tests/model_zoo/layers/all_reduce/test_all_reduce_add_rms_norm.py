@@ -13,10 +13,11 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
+from model_zoo.layers.all_reduce.pieces import PieceCopies, Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
     buffer_shape,
-    in_one_process,
+    buffers_in,
 )
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_rows import ScaleKind
@@ -36,7 +37,7 @@ def group_of(
     """All ranks of a group, in one address space."""
     shape = buffer_shape(max_rows, size, world)
     memories = [torch.full(shape, -0.0, dtype=dtype, device=device) for _ in range(world)]
-    return [in_one_process(memories, rank) for rank in range(world)]
+    return [buffers_in(memories, rank) for rank in range(world)]
 
 
 def random_parts(ranks: list[SymmetricBuffers], rows: int) -> list[Tensor]:
@@ -50,7 +51,7 @@ def deliver(ranks: list[SymmetricBuffers], turn: int, parts: list[Tensor]) -> No
     for buffers in ranks:
         for sender, part in enumerate(parts):
             if sender != buffers.rank:
-                buffers.received(turn, sender, len(part)).copy_(part)
+                buffers.rows_of(turn, sender, buffers.rank)[: len(part)].copy_(part)
 
 
 def norm(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
@@ -151,9 +152,9 @@ def test_what_has_been_added_is_forgotten_and_nothing_else(device: str, dtype: t
     memory = ranks[1].memory
     empty = torch.signbit(memory) & (memory == 0)
     assert empty[1].all() and empty[0, :, 2:].all()
-    for sender in (0, 2):
-        assert torch.equal(ranks[1].received(0, sender, 2), parts[sender])
-        assert torch.equal(ranks[sender].received(1, 1, 2), parts[1])
+    for other in (0, 2):
+        assert torch.equal(ranks[1].rows_of(0, other, 1)[:2], parts[other])
+        assert torch.equal(ranks[1].rows_of(1, 1, other)[:2], parts[1])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -166,24 +167,87 @@ def test_zeros_of_both_signs_are_sent_and_added_as_zeros(device: str, dtype: tor
         residual = torch.full((3, 64), -0.0, dtype=dtype, device=device)
         all_reduce_add_rms_norm(buffers, 0, part, residual, residual[0], EPS)
         assert torch.equal(residual, 2 * part)
-    came = ranks[0].received(0, 1, 3)
+    came = ranks[0].rows_of(0, 1, 0)
     assert torch.equal(came, part) and not torch.signbit(came).any()
+
+
+@pytest.mark.parametrize("rows", [4, 7, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copied_pieces_are_added_as_rows_that_the_kernel_sends(
+    device: str, dtype: torch.dtype, rows: int
+):
+    torch.manual_seed(rows)
+    ranks = group_of(3, 9, 96, dtype, device)
+    parts = random_parts(ranks, rows)
+    parts[1][0] = -0.0  # would be waited for if no flag said that it has come
+    residual = torch.randn(rows, 96, device=device).to(dtype)
+    weight = torch.randn(96, device=device).to(dtype)
+    sums, outs = [residual.clone() for _ in ranks], []
+    found = [PieceCopies(buffers) for buffers in ranks]
+    divided = [copies.begin(rows, 2) for copies in found]
+    for copies, pieces, part in zip(found, divided, parts, strict=True):
+        assert pieces is not None
+        for piece in pieces.slices(rows):
+            copies.send(1, pieces, part, piece)
+    for buffers, pieces, part, total in zip(ranks, divided, parts, sums, strict=True):
+        outs.append(all_reduce_add_rms_norm(buffers, 1, part, total, weight, EPS, pieces=pieces))
+        assert (buffers.rows_of(1, (buffers.rank + 1) % 3, buffers.rank) == 0).all()
+    deliver(ranks, 1, [part + 0.0 for part in parts])
+    expected = residual.clone()
+    out = all_reduce_add_rms_norm(ranks[0], 1, parts[0], expected, weight, EPS)
+    for total, normed in zip(sums, outs, strict=True):
+        assert torch.equal(total, expected) and torch.equal(normed, out)
+
+
+def test_a_piece_that_has_not_come_is_waited_for(device: str):
+    buffers, other = group_of(2, 8, 64, FP32, device)
+    part, weight = torch.ones(8, 64, device=device), torch.ones(64, device=device)
+    copies, theirs = PieceCopies(buffers), PieceCopies(other)
+    for pieces_sent in (1, 2):
+        pieces = copies.begin(8, 4)
+        assert pieces is not None and theirs.begin(8, 4) == pieces == Pieces(4, pieces.flag)
+        for rows in list(pieces.slices(8))[:pieces_sent]:
+            theirs.send(0, pieces, part, rows)
+        buffers.limit_waits(20)
+        all_reduce_add_rms_norm(buffers, 0, part, part.clone(), weight, EPS, pieces=pieces)
+        assert buffers.gave_up == (pieces_sent == 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "pieces"),
+    [
+        (2047, 1024, []),
+        (2048, 1024, [1024, 1024]),
+        (3000, 1024, [1536, 1464]),
+        (5000, 1024, [1280, 1280, 1280, 1160]),
+        (8192, 1024, [2048] * 4),
+        (8193, 1024, []),
+    ],
+)
+def test_pieces_are_whole_tiles_and_at_most_four(count: int, least: int, pieces: list[int]):
+    copies = PieceCopies(group_of(2, 8192, 8, FP16, "cpu")[0])
+    found = copies.begin(count, least)
+    sizes = [] if found is None else [each.stop - each.start for each in found.slices(count)]
+    assert sizes == pieces
 
 
 def test_a_buffer_has_room_for_the_rows_of_every_other_rank(device: str):
     ranks = group_of(3, 5, 96, FP16, device)
+    buffers = ranks[0]
     starts = [
-        (turn, sender, buffers.received(turn, sender, 5).data_ptr())
-        for buffers in ranks
+        buffers.rows_of(turn, sender, receiver).data_ptr()
         for turn in range(2)
         for sender in range(3)
-        if sender != buffers.rank
+        for receiver in range(3)
+        if sender != receiver
     ]
-    assert len({start for *_, start in starts}) == len(starts) == 12
-    for buffers in ranks:
-        turn_at, slot = buffers.offsets(1)
-        assert turn_at == 2 * slot == 2 * 5 * 96
-        assert buffers.received(1, (buffers.rank + 1) % 3, 1).data_ptr() % 16 == 0
+    assert len(set(starts)) == len(starts) == 12 and not any(start % 16 for start in starts)
+    assert buffers.rows_of(0, 1, 2).shape == (5, 96)
+    turn_at, slot = buffers.offsets(1)
+    assert turn_at == 2 * slot == 2 * 6 * 96
+    flags = buffers.flags_of(1, 2, 0)
+    assert flags.shape == (8,) and flags.dtype == torch.int32
+    assert flags.data_ptr() == buffers.rows_of(1, 2, 0).data_ptr() + 5 * 96 * 2
 
 
 def test_no_rows_launch_nothing(device: str):

@@ -11,8 +11,8 @@ from model_zoo.layers.all_reduce.self_check import Exchange, self_check
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
     buffer_shape,
+    buffers_in,
     first_problem,
-    in_one_process,
 )
 
 FP32 = torch.float32
@@ -23,7 +23,7 @@ def buffers_of(world: int, device: str) -> list[SymmetricBuffers]:
     """Those of all ranks, of which the first alone runs."""
     shape = buffer_shape(ROWS, SIZE, world)
     memories = [torch.full(shape, -0.0, dtype=FP32, device=device) for _ in range(world)]
-    return [in_one_process(memories, rank) for rank in range(world)]
+    return [buffers_in(memories, rank) for rank in range(world)]
 
 
 def alone(text: str) -> list[str]:
@@ -113,7 +113,7 @@ def test_a_wait_that_has_given_up_is_known_until_the_next_limit(device: str):
     assert buffers.gave_up
     buffers.limit_waits(20)
     assert not buffers.gave_up
-    buffers.received(0, 1, 3).copy_(part)  # of the other rank
+    buffers.rows_of(0, 1, 0)[:3].copy_(part)  # of the other rank
     all_reduce_add_rms_norm(buffers, 0, part, residual := part.clone(), weight, 1e-6)
     assert not buffers.gave_up and (residual == 3).all()
 
@@ -122,7 +122,7 @@ def test_what_came_before_the_check_is_forgotten(device: str):
     """A rank that has compiled its kernel waits for none, and what others send comes later."""
     [buffers] = buffers_of(1, device)
     ranks = buffers_of(2, device)
-    ranks[0].received(0, 1, 1).fill_(1.0)
+    ranks[0].rows_of(0, 1, 0)[:1].fill_(1.0)
     assert self_check(buffers, lambda x: x, alone) == ""
     problem = self_check(ranks[0], lambda x: x, with_a_silent_rank, limit=100)
     assert problem == "rank 0: the part of another rank has not come"
