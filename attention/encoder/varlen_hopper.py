@@ -55,9 +55,9 @@ def _tile_of(w, work, HEADS: gl.constexpr, BLOCK_M: gl.constexpr):
     """
     CU_SEQLENS, tiles, _ = work
     sequence = w // (tiles * HEADS)
-    w -= sequence * (tiles * HEADS)
+    within = w - sequence * (tiles * HEADS)
     begin, end = gl.load(CU_SEQLENS + sequence), gl.load(CU_SEQLENS + sequence + 1)
-    return w // tiles, begin + w % tiles * BLOCK_M, begin, end
+    return within // tiles, begin + within % tiles * BLOCK_M, begin, end
 
 
 @gluon.jit
@@ -128,7 +128,7 @@ def _produce(source, HEADS: gl.constexpr, CONSUMERS: gl.constexpr, ROW_BYTES: gl
                 block += 1
             _load_block(desc, values, full, empty, block, start, v_head, AT_V, ROW_BYTES)
             block += 1
-        w += gl.num_programs(0)
+        w = w + gl.num_programs(0)
 
 
 @gluon.jit
@@ -157,7 +157,7 @@ def _consume(
             acc = add_last_values(p, acc, values, full, empty, block - 1)
             write(acc, total, OUT, row + g * HALF, end, head, HEADS, D)
             taken += 1
-        w += gl.num_programs(0)
+        w = w + gl.num_programs(0)
 
 
 @gluon.jit

@@ -77,7 +77,7 @@ def gemm_rate() -> float:
 
 def replay_of(encoder: VisionEncoder, images: list[Tensor]) -> Callable[[], None]:
     """All stages as a CUDA graph, without what comes before the first block."""
-    encoding = encoder.begin(*images)
+    encoding = encoder.begin_batch(images)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         encoder.advance(encoding, encoder.num_stages)

@@ -62,13 +62,18 @@ class VisionEncoder(nn.Module):
         In half precision the features differ by rounding from those of `encode`, since products of
         another number of rows may be summed in another order.
         """
-        encoding = self.begin(*images)
+        encoding = self.begin_batch(images)
         tokens = [patches // self.config.merge_size**2 for patches in encoding.seqlens.lens]
         return list(self._all_stages(encoding).split(tokens))
 
     @torch.inference_mode()
-    def begin(self, *images: Tensor) -> Encoding:
-        """Images as in `encode`, before the first stage."""
+    def begin(self, pixels: Tensor) -> Encoding:
+        """An image as in `encode`, before the first stage."""
+        return self.begin_batch([pixels])
+
+    @torch.inference_mode()
+    def begin_batch(self, images: Sequence[Tensor]) -> Encoding:
+        """Images as in `encode_batch`, before the first stage."""
         patch = self.config.patch_size
         grids = [(image.shape[0] // patch, image.shape[1] // patch) for image in images]
         return self._begin([image_patches(image, self.spec) for image in images], grids)
