@@ -39,7 +39,8 @@ def test_images_of_all_lengths_equal_the_oracle(
     qkv = make_qkv(lens, 2, head_dim, torch.float32, device)
     out = run(qkv, Seqlens.of(lens, qkv.device))
     assert out.shape == (sum(lens), 2, head_dim)
-    assert error(out, oracle(qkv, lens)) <= 1e-5
+    # PyTorch's may multiply float32 in parts of TF32 on a GPU.
+    assert error(out, oracle(qkv, lens)) <= (1e-4 if run is sdpa else 1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
