@@ -10,6 +10,7 @@ inline_asm_elementwise is interpreted too.
 from __future__ import annotations
 
 import importlib.util
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from attention.common.hopper import tma_desc
 from tests.support.kernels.ptx import run_ptx
 
 SECONDS = 60.0  # that a partition may wait for another
@@ -113,8 +115,14 @@ class Shared:
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.tensor.permute(*order))
 
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.tensor.view(*shape))
+
     def load(self, layout: object) -> Values:
         return values(self.tensor.clone())
+
+    def store(self, stored: torch.Tensor) -> None:
+        self.tensor.copy_(stored)
 
 
 class Barrier:
@@ -162,7 +170,7 @@ class Descriptor:
     def __init__(self, real: Any) -> None:
         self.tensor, self.dtype = real.base, real.base.dtype
         box = list(real.block_shape)
-        nbytes = box[0] * box[1] * real.base.element_size()
+        nbytes = math.prod(box) * real.base.element_size()
         self.block_type = SimpleNamespace(shape=box, nbytes=nbytes)
 
 
@@ -175,15 +183,16 @@ class Token:
 
 def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Shared) -> None:
     assert to.shape == desc.block_type.shape
-    first, column = int(corner[0]), int(corner[1])
-    part = desc.tensor[first : first + to.shape[0], column : column + to.shape[1]]
+    part = desc.tensor[
+        tuple(slice(int(at), int(at) + n) for at, n in zip(corner, to.shape, strict=True))
+    ]
     to.tensor.zero_()
-    to.tensor[: part.shape[0], : part.shape[1]] = part
+    to.tensor[tuple(slice(n) for n in part.shape)] = part
     bar.copied(desc.block_type.nbytes)
 
 
 def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
-    a, b = (x.tensor if isinstance(x, Shared) else x for x in (a, b))
+    a, b, acc = (x.tensor if isinstance(x, Shared | Token) else x for x in (a, b, acc))
     product = a.float() @ b.float()
     total = values(product + acc) if bool(use_acc) else values(product)
     return Token(total) if is_async else total
@@ -227,7 +236,7 @@ def _inline_asm(
 def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
     if layout == "barriers":
         return Barriers(shape[0])
-    return Shared(torch.full(shape, 77, dtype=dtype))
+    return Shared(torch.full(shape, 77, dtype=getattr(dtype, "dtype", dtype)))
 
 
 def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
@@ -252,8 +261,13 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
         zeros_like=torch.zeros_like,
         where=lambda which, a, b: torch.where(which, a, b),
+        full=lambda shape, value, dtype, layout: values(
+            torch.full(shape, getattr(value, "value", value), dtype=dtype)
+        ),
         sum=lambda x, axis: x.sum(axis),
+        max=lambda x, axis: x.amax(axis),
         exp=torch.exp,
+        exp2=torch.exp2,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
         cdiv=lambda a, b: (a + b - 1) // b,
@@ -296,7 +310,7 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
         "triton.language.extra.cuda": SimpleNamespace(
             gdc_launch_dependents=nothing, gdc_wait=nothing
         ),
-        "attention.common.hopper": SimpleNamespace(cta_barrier=nothing),
+        "attention.common.hopper": SimpleNamespace(cta_barrier=nothing, tma_desc=tma_desc),
     }
 
 
