@@ -56,6 +56,7 @@ USUAL = (
     LoadCase("c512", 512, 1024, 256, 1536),
     LoadCase("prefill", 32, 4096, 8, 160),
     LoadCase("long", 8, 16_384, 128, 24),
+    LoadCase("prompt", 1, 16_384, 2, 8),
 )
 SMALL = (
     LoadCase("c1", 1, 128, 256, 8),
