@@ -1,21 +1,31 @@
 """Time of the image encoder on a GPU, and how near it is to what GEMMs reach.
 
-    python -m benchmarks.images.bench_encoder [--images 16] [--side 1024]
+    python -m benchmarks.images.bench_encoder [--only encoder]
 
-The limit is the rate of a large GEMM in bfloat16 of PyTorch, timed here.
+The limit is the rate of a large GEMM in bfloat16 of PyTorch, timed here.  Images are encoded
+together and one by one, by our attention and by PyTorch's, and from a CUDA graph, which shows what
+launches cost.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
+from functools import partial
 
 import torch
+from torch import Tensor
 
+from attention.encoder.encoder_attention import encoder_attention
+from benchmarks.images.bench_encoder_attention import compare
 from benchmarks.shapes.published import VISION
 from model_zoo.loader import fill_randomly
+from model_zoo.vision import blocks
 from model_zoo.vision.encoder import VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
+
+CASES = ((16, 1024), (1, 1024), (16, 256), (1, 256), (1, 128))  # images, pixels of their sides
 
 
 def published() -> VisionConfig:
@@ -46,9 +56,8 @@ def operations(config: VisionConfig, patches: int) -> tuple[int, int]:
     return gemms, 4 * config.depth * patches * patches * size
 
 
-def seconds_of(run: object, rounds: int) -> float:
+def seconds_of(run: Callable[[], object], rounds: int) -> float:
     """The least of `rounds`, with the device idle before each."""
-    assert callable(run)
     times: list[float] = []
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -66,28 +75,57 @@ def gemm_rate() -> float:
     return 2 * side**3 / seconds_of(lambda: torch.mm(a, b), 10)
 
 
+def replay_of(encoder: VisionEncoder, images: list[Tensor]) -> Callable[[], None]:
+    """All stages as a CUDA graph, without what comes before the first block."""
+    encoding = encoder.begin_batch(images)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        encoder.advance(encoding, encoder.num_stages)
+    return graph.replay
+
+
+def time_encoder(encoder: VisionEncoder, images: list[Tensor], rounds: int, limit: float) -> None:
+    """Print milliseconds of all images, and the share of the limit."""
+    side = images[0].shape[0]
+    gemms, scores = operations(encoder.config, (side // encoder.config.patch_size) ** 2)
+    print(f"{len(images)} images of {side} x {side}, {gemms / 1e12:.2f} TFLOP of GEMMs and "
+          f"{scores / 1e12:.2f} of attention each:")  # fmt: skip
+
+    def report(name: str, run: Callable[[], object]) -> None:
+        run()
+        took = seconds_of(run, rounds)
+        rate = len(images) * (gemms + scores) / took
+        print(f"  {name}: {1000 * took:.2f} ms, {rate / 1e12:.0f} TFLOP/s, "
+              f"{100 * rate / limit:.0f} % of the limit", flush=True)  # fmt: skip
+
+    report("together", lambda: encoder.encode_batch(images))
+    report("one by one", lambda: [encoder.encode(image) for image in images])
+    report("a graph of the stages", replay_of(encoder, images))
+    ours = blocks.encoder_attention
+    for kernel in ("varlen", "sdpa"):
+        blocks.encoder_attention = partial(encoder_attention, kernel=kernel)
+        report(f"together, by {kernel}", lambda: encoder.encode_batch(images))
+    blocks.encoder_attention = ours
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=16)
-    parser.add_argument("--side", type=int, default=1024, help="pixels of an image's sides")
+    parser.add_argument("--only", choices=("attention", "encoder"))
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    config = published()
+    limit = gemm_rate()
+    print(f"{torch.cuda.get_device_name()}: a GEMM runs at {limit / 1e12:.0f} TFLOP/s")
+    if args.only != "encoder":
+        compare(args.rounds)
+    if args.only == "attention":
+        return
     with torch.device("cuda"):
-        encoder = VisionEncoder(config, torch.bfloat16)
+        encoder = VisionEncoder(published(), torch.bfloat16)
     fill_randomly(encoder)
-    shape = args.images, args.side, args.side, 3
-    images = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda").unbind()
-    encoder.encode(images[0])
-    took = seconds_of(lambda: [encoder.encode(image) for image in images], args.rounds)
-    gemms, scores = operations(config, (args.side // config.patch_size) ** 2)
-    rate, limit = args.images * (gemms + scores) / took, gemm_rate()
-    print(
-        f"{args.images} images of {args.side} x {args.side}: {1000 * took / args.images:.2f} ms "
-        f"each, {rate / 1e12:.0f} TFLOP/s ({gemms / 1e12:.2f} TFLOP of GEMMs and "
-        f"{scores / 1e12:.2f} of attention an image), {100 * rate / limit:.0f} % of a GEMM's "
-        f"{limit / 1e12:.0f}"
-    )
+    for count, side in CASES:
+        shape = count, side, side, 3
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda").unbind()
+        time_encoder(encoder, list(images), args.rounds, limit)
 
 
 if __name__ == "__main__":

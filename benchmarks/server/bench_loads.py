@@ -50,10 +50,13 @@ USUAL = (
     LoadCase("c1", 1, 128, 256, 5),
     LoadCase("c8", 8, 1024, 256, 40),
     LoadCase("c32", 32, 1024, 256, 192),
+    LoadCase("c64", 64, 1024, 256, 192),
     LoadCase("c128", 128, 1024, 256, 640),
     LoadCase("c256", 256, 1024, 256, 1024),
+    LoadCase("c512", 512, 1024, 256, 1536),
     LoadCase("prefill", 32, 4096, 8, 160),
     LoadCase("long", 8, 16_384, 128, 24),
+    LoadCase("prompt", 1, 16_384, 2, 8),
 )
 SMALL = (
     LoadCase("c1", 1, 128, 256, 8),

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
-from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl, LinearGemm, cublas
+from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
@@ -197,7 +197,7 @@ class Linear(nn.Module):
             nn.Parameter(torch.empty(outputs, dtype=dtype), requires_grad=False) if bias else None
         )
         self._reordered: Tensor | None = None
-        self._gemms: GemmsByRows[LinearGemm] = GemmsByRows()
+        self._gemms: GemmsByRows[GemmImpl] = GemmsByRows()
         self.is_batch_invariant = False
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
@@ -242,8 +242,8 @@ class Linear(nn.Module):
 
     def use_gemms(
         self,
-        gemms: Mapping[int, LinearGemm],
-        fallback: LinearGemm | None = None,
+        gemms: Mapping[int, GemmImpl],
+        fallback: GemmImpl | None = None,
         *,
         batch_invariant: bool = False,
     ) -> None:
@@ -281,7 +281,7 @@ class Linear(nn.Module):
         """x [T, in] -> [T, out], for a norm that adds it."""
         return self(x)
 
-    def gemm_of(self, rows: int) -> LinearGemm | None:
+    def gemm_of(self, rows: int) -> GemmImpl | None:
         """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
         return self._gemms.of(rows)
 
@@ -292,23 +292,15 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor | QuantizedRows) -> Tensor:
         """x [T, in] -> [T, out]."""
-        return self.product(x)
-
-    def product(self, x: Tensor | QuantizedRows, out: Tensor | None = None) -> Tensor:
-        """x [T, in] -> [T, out], in `out` if that is given, which is contiguous."""
         gemm = self.gemm_of(len(x))
         if isinstance(x, QuantizedRows):
             assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"
-            return gemm.product(x, self.operand, self.bias, out)
+            return gemm.product(x, self.operand, self.bias)
         if gemm is not None:
-            return gemm.run(x.contiguous(), self.operand, self.bias, out)
+            return gemm.run(x.contiguous(), self.operand, self.bias)
         assert self.packed is None, "use_quantized_gemms has not been called"
         if self._reordered is None:
-            return cublas(x, self.weight, self.bias, out)
-        found = self._reordered_product(x)
-        return found if out is None else out.copy_(found)
-
-    def _reordered_product(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.weight, self.bias)
         rows = padded_rows(len(x))
         if rows > len(x):
             padded = F.pad(x, (0, 0, 0, rows - len(x)))

@@ -45,13 +45,8 @@ class QuantizedRowsGemm(ABC):
     kind: ScaleKind
 
     @abstractmethod
-    def product(
-        self, x: QuantizedRows, weight: Any, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N].
-
-        out: as of LinearGemm.run
-        """
+    def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
+        """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N]."""
 
 
 class Consumer(Protocol):

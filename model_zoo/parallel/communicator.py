@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.partial_sum import FusedSums, PartialSum
+from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums, PartialSum
 
 
 class Communicator(Protocol):
@@ -23,10 +23,14 @@ class Communicator(Protocol):
         """x [R, N] of each rank -> [R, size * N], those of rank 0 first."""
         ...
 
-    def partial_sum(self, rows: int) -> PartialSum | None:
-        """Where a product of so many rows belongs that the next norm adds over all ranks.
+    def for_norm(self, part: Tensor) -> Addend:
+        """The sum of a product's parts [T, N] over all ranks, which the next norm may compute."""
+        ...
 
-        None: all_reduce it
+    def in_pieces(self, x: Tensor) -> PartialSum | None:
+        """The same of products of x [T, in] that are still to be computed, piece by piece.
+
+        None: use for_norm
         """
         ...
 
@@ -40,7 +44,10 @@ class Alone:
     def gather(self, x: Tensor) -> Tensor:
         return x
 
-    def partial_sum(self, rows: int) -> None:
+    def for_norm(self, part: Tensor) -> Tensor:
+        return part
+
+    def in_pieces(self, x: Tensor) -> None:
         return None
 
 
@@ -62,8 +69,12 @@ class ProcessGroupCommunicator:
         self.in_order = in_order
         self._gathers = in_order and self._size > 2
 
-    def partial_sum(self, rows: int) -> PartialSum | None:
-        return None if self.fused is None else self.fused.begin(rows)
+    def for_norm(self, part: Tensor) -> Addend:
+        partial = None if self.fused is None else self.fused.begin(part)
+        return self.all_reduce(part) if partial is None else partial
+
+    def in_pieces(self, x: Tensor) -> PartialSum | None:
+        return None if self.fused is None else self.fused.begin_in_pieces(x)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.fused is not None:

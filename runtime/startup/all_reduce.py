@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from math import prod
 
 import torch
 from torch import nn
@@ -16,10 +17,11 @@ from model_zoo.config import ModelConfig
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import FusedSums
 from model_zoo.layers.all_reduce.symmetric_buffers import (
+    ALIGNMENT,
     SymmetricBuffers,
     SymmetricMemory,
-    allocation_bytes,
-    buffers_at,
+    buffer_shape,
+    buffers_in,
     first_problem,
     rows_of_buffers,
 )
@@ -31,7 +33,6 @@ from runtime.startup.device import DTYPES
 from runtime.startup.engine_spec import EngineSpec
 
 FLAG = "--disable-custom-all-reduce"
-ALIGNMENT = 16  # bytes, of a row of the buffers
 NEVER_US = 1e9
 log = logging.getLogger("wavefill.startup")
 
@@ -69,8 +70,9 @@ def sum_bytes(
     ranks = config.shard.size
     if ranks == 1 or requested.disable_custom_all_reduce or requested.deterministic:
         return 0
-    rows = rows_of_buffers(max_tokens, config.hidden_size, dtype, SymmetricMemory.max_bytes)
-    return allocation_bytes(rows, config.hidden_size, dtype, ranks)
+    size, limit = config.hidden_size, SymmetricMemory.max_bytes
+    rows = rows_of_buffers(max_tokens, size, dtype, ranks, limit)
+    return prod(buffer_shape(rows, size, ranks)) * dtype.itemsize
 
 
 def _refused(spec: EngineSpec, norm: nn.Module, communicator: ProcessGroupCommunicator) -> str:
@@ -92,13 +94,13 @@ def _prepare(spec: EngineSpec, max_tokens: int) -> SymmetricBuffers | str:
     ranks, rendezvous = spec.ranks, spec.ranks.rendezvous
     assert rendezvous is not None
     size, dtype = spec.config.hidden_size, DTYPES[spec.dtype]
-    rows = rows_of_buffers(max_tokens, size, dtype, rendezvous.max_bytes)
+    rows = rows_of_buffers(max_tokens, size, dtype, ranks.size, rendezvous.max_bytes)
     memory = buffers = None
     try:
         problem = rendezvous.problem()
         if not problem:
-            count = allocation_bytes(rows, size, dtype, ranks.size)
-            memory = rendezvous.allocate(count, spec.device)
+            shape = buffer_shape(rows, size, ranks.size)
+            memory = rendezvous.allocate(shape, dtype, spec.device)
     except Exception as error:  # of the driver, the allocator, or another version of PyTorch
         problem = _first_line(error)
     # Before one of them waits for the others.
@@ -106,8 +108,7 @@ def _prepare(spec: EngineSpec, max_tokens: int) -> SymmetricBuffers | str:
         return problem
     assert memory is not None
     try:
-        pointers = rendezvous.addresses(memory)
-        buffers = buffers_at(memory, pointers, ranks.rank, rows, size, dtype)
+        buffers = buffers_in(rendezvous.mapped(memory), ranks.rank)
     except Exception as error:
         problem = _first_line(error)
     return first_problem(ranks.exchange(problem)) or buffers or ""
@@ -168,7 +169,7 @@ def _measure(
     )
     try:
         if buffers.gave_up:
-            problems.append("a signal of another rank has not come")
+            problems.append("the part of another rank has not come")
     except RuntimeError as error:
         problems.append(_first_line(error))
     return first_problem(ranks.exchange(next(iter(problems), ""))), most

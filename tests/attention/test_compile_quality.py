@@ -155,6 +155,18 @@ def test_the_hopper_kernel_waits_for_several_products_at_once(
     assert count(kernel["operations"], "USETMAXREG"), "the loading warp gives its registers away"
 
 
+@pytest.mark.parametrize("name", ["d64 bf16", "d72 bf16", "d80 bf16", "d72 bf16 of three"])
+def test_attention_of_encoders_keeps_products_in_flight_and_spills_nothing(
+    shipped: dict[str, dict[str, Any]], name: str
+):
+    kernel = shipped[f"varlen_hopper {name}: _varlen_hopper"]
+    gemms, waits = (count(kernel["hot"], x) for x in ("HGMMA", "WARPGROUP.DEPBAR"))
+    assert gemms >= 32 and waits <= gemms / 4, (gemms, waits)
+    assert not count(kernel["operations"], "LDL", "STL") and kernel["stack"] == 0
+    assert count(kernel["operations"], "UTMALDG") and count(kernel["operations"], "USETMAXREG")
+    assert not kernel["stray"], "products whose matrix is not where the program has it"
+
+
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_hopper_prefill_kernel_has_stages_of_two_blocks(head_dim: int, kv_dtype: torch.dtype):

@@ -11,21 +11,22 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.all_reduce.add_rms_norm import barrier, sum_of_row
-from model_zoo.layers.all_reduce.symmetric_buffers import MAX_PROGRAMS, SymmetricBuffers
+from model_zoo.layers.all_reduce.add_rms_norm import AHEAD, check_operands
+from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
+from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 from model_zoo.layers.quantized_gemm.quantize_rows import group_of, room_for, write_codes
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
 
-@triton.jit(do_not_specialize=["M", "rows", "offset"])
+@triton.jit(do_not_specialize=["M", "rows", "turn_at", "slot"])
 def _all_reduce_add_rms_norm_quantize(
-    BUFFERS, PADS, EPOCHS, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, ZEROS, eps, M, rows,
-    offset, residual_row, RANK: tl.constexpr, WORLD: tl.constexpr, PITCH: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr,
-    BARRIER: tl.constexpr, DEPENDENT: tl.constexpr,
+    PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, ZEROS, eps, M, rows,
+    turn_at, slot, part_row, residual_row, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
+    program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
     weight = tl.load(WEIGHT + column, mask=column < N, other=0.0).to(tl.float32)
     post_weight = None
@@ -33,15 +34,20 @@ def _all_reduce_add_rms_norm_quantize(
         post_weight = tl.load(POST_WEIGHT + column, mask=column < N, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    if BARRIER:
-        barrier(PADS, EPOCHS, program, RANK, WORLD, PITCH)
-    programs = tl.num_programs(0)
+    whole = column < N
+    for ahead in tl.static_range(AHEAD):
+        row = (program + ahead * programs).to(tl.int64)
+        send_row(PART, MEMORIES, turn_at, slot, row, M, part_row, column, whole, RANK, WORLD, N)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
+        next_row = row + AHEAD * programs
+        send_row(
+            PART, MEMORIES, turn_at, slot, next_row, M, part_row, column, whole, RANK, WORLD, N
+        )
         mask = (column < N) & (row < M)
         total = sum_of_row(
-            BUFFERS, RESIDUAL, post_weight, eps, row, offset, residual_row, column, mask, WORLD, N,
-            PLUS_ONE,
+            PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
+            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE, False,
         )  # fmt: skip
         x = rms_norm(total, weight, eps, N, PLUS_ONE)
         write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, N, BLOCK, GROUP)
@@ -50,6 +56,7 @@ def _all_reduce_add_rms_norm_quantize(
 def all_reduce_add_rms_norm_quantize(
     buffers: SymmetricBuffers,
     turn: int,
+    part: Tensor,
     residual: Tensor,
     weight: Tensor,
     eps: float,
@@ -57,24 +64,21 @@ def all_reduce_add_rms_norm_quantize(
     *,
     post_weight: Tensor | None = None,
     plus_one: bool = False,
-    barrier: bool = True,
 ) -> QuantizedRows:
     """residual += the sum of all ranks' parts; the codes of rms_norm(residual) * weight.
 
     The arguments are those of all_reduce_add_rms_norm, of bf16 or fp16; kind: of the scales.
     """
+    check_operands(buffers, part, residual, weight, post_weight)
     count, size = residual.shape
-    assert count <= buffers.max_rows and size == buffers.size and residual.dtype == buffers.dtype
-    assert weight.shape == (size,) and residual.stride(1) == weight.stride(0) == 1
-    assert post_weight is None or (post_weight.shape == (size,) and post_weight.stride(0) == 1)
     out = room_for(residual, count, size, kind)
     if count:
         rows, block = len(out.codes), triton.next_power_of_2(size)
         _all_reduce_add_rms_norm_quantize[(min(rows, buffers.programs),)](
-            buffers.addresses, buffers.pads, buffers.epochs, residual, weight, post_weight,
-            out.codes, out.scales, out.zeros, eps, count, rows, turn * buffers.turn_elements,
-            residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, PITCH=MAX_PROGRAMS,
-            N=size, BLOCK=block, GROUP=group_of(kind), PLUS_ONE=plus_one, BARRIER=barrier,
+            part, buffers.addresses, buffers.limit, residual, weight, post_weight, out.codes,
+            out.scales, out.zeros, eps, count, rows, *buffers.offsets(turn), part.stride(0),
+            residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,
+            GROUP=group_of(kind), PLUS_ONE=plus_one, AHEAD=AHEAD,
             num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip

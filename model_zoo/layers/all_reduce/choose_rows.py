@@ -42,13 +42,11 @@ def fastest_rows(rows: Iterable[int], fused: Time, library: Time) -> int:
 
 def fused_us(buffers: SymmetricBuffers, rows: int, *, plus_one: bool) -> float:
     """Microseconds of all_reduce_add_rms_norm on this rank, as the layers of a step run it."""
-    residual, weight = _operands(buffers, rows)
-    for turn in range(TURNS):
-        buffers.part(turn, rows).zero_()
+    part, residual, weight = _operands(buffers, rows)
 
     def call(index: int) -> None:
         turn = index % TURNS
-        all_reduce_add_rms_norm(buffers, turn, residual, weight, EPS, plus_one=plus_one)
+        all_reduce_add_rms_norm(buffers, turn, part, residual, weight, EPS, plus_one=plus_one)
 
     return _graphed_us(call, buffers.memory.device)
 
@@ -59,18 +57,19 @@ def library_us(
     """The same of the library's sum, and add_rms_norm."""
     from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
-    residual, weight = _operands(buffers, rows)
-    x = torch.zeros_like(residual)
+    part, residual, weight = _operands(buffers, rows)
 
     def call(index: int) -> None:
-        add_rms_norm(all_reduce(x), residual, weight, EPS, plus_one=plus_one)
+        add_rms_norm(all_reduce(part), residual, weight, EPS, plus_one=plus_one)
 
     return _graphed_us(call, buffers.memory.device)
 
 
-def _operands(buffers: SymmetricBuffers, rows: int) -> tuple[Tensor, Tensor]:
+def _operands(buffers: SymmetricBuffers, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A part [rows, size], a residual and a weight [size]."""
     new = {"dtype": buffers.dtype, "device": buffers.memory.device}
-    return torch.zeros(rows, buffers.size, **new), torch.ones(buffers.size, **new)
+    part, residual = (torch.randn(rows, buffers.size, **new) for _ in range(2))
+    return part, residual, torch.ones(buffers.size, **new)
 
 
 def _graphed_us(call: Callable[[int], None], device: torch.device) -> float:

@@ -1,14 +1,19 @@
-"""SymmetricBuffers: memory that every rank of a group can read, for the parts of a sum.
+"""SymmetricBuffers: memory of a rank that all ranks of a group write into, for the parts of a sum.
 
-A rank's allocation holds two buffers, which calls use in turns, and a pad of signals.  Peers read
-it by plain loads over NVLink, at addresses that do not change: a CUDA graph may hold them.
+A rank's allocation has room for the rows of every other rank, in two buffers, which calls use in
+turns.  Peers write there over NVLink, at addresses that do not change: a CUDA graph may hold them.
+
+Kernels write rows by plain stores.  -0.0 says that nothing has come: senders write 0.0 in its
+place, and the receiver restores it, so that no signal is sent beside the data.  Copies (pieces.py)
+write whatever a part has, and then a flag for each piece, in a last row that is no data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import count
 from typing import Protocol
 
 import torch
@@ -16,67 +21,96 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 TURNS = 2
-# Words of the pad that a rank writes into another's: a word for each program.
-MAX_PROGRAMS = 1024
-ALIGNMENT = 256  # bytes, of each part and of the pad
+MAX_PIECES = 8  # that a part is copied in
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
 # All programs of a launch must be resident: each waits for its counterpart.  Of wider rows, and
 # with two norms, one fits on an SM.
 PROGRAMS_PER_SM, NARROW = 2, 4096
+ALIGNMENT = 16  # bytes of a row, which is written and read by so many
+
+Shape = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SymmetricBuffers:
     """What one rank knows of the allocations of all.
 
-    memory     its own allocation, uint8
-    addresses  [world] int64 on the device: where this process sees each rank's buffers
-    pads       [world] int64: and each rank's pad
-    epochs     [MAX_PROGRAMS + 2] int32: calls in which a program has taken part; then the limit of
-               a wait for other ranks, 0 for none, and whether a wait has come to it
+    memories   the allocations of all ranks as this process sees them, each [TURNS, world - 1,
+               max_rows + 1, size]: rows of the other ranks, in their order, and a row of flags
+    addresses  of the memories
+    limit      [2] int32 on the device: microseconds that a program waits for other ranks, 0: for
+               ever; and whether one has come to it
     programs   of a launch, at most: the same on all ranks
+    copied     numbers the parts that have been copied
     """
 
-    memory: Tensor
-    addresses: Tensor
-    pads: Tensor
-    epochs: Tensor
+    memories: tuple[Tensor, ...]
+    addresses: tuple[int, ...]
+    limit: Tensor
     rank: int
-    world: int
-    max_rows: int
-    size: int
-    dtype: torch.dtype
     programs: int
+    copied: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
-    def turn_elements(self) -> int:
-        """From the buffer of turn 0 to that of turn 1."""
-        return _turn_bytes(self.max_rows, self.size, self.dtype) // self.dtype.itemsize
+    def memory(self) -> Tensor:
+        """This rank's own."""
+        return self.memories[self.rank]
 
-    def part(self, turn: int, rows: int) -> Tensor:
-        """[rows, size] where this rank's part of the sum is to be written."""
-        assert 0 <= rows <= self.max_rows
-        start = turn * self.turn_elements * self.dtype.itemsize
-        count = rows * self.size * self.dtype.itemsize
-        return self.memory[start : start + count].view(self.dtype).view(rows, self.size)
+    @property
+    def world(self) -> int:
+        return len(self.memories)
+
+    @property
+    def max_rows(self) -> int:
+        return self.memory.shape[2] - 1
+
+    @property
+    def size(self) -> int:
+        return self.memory.shape[3]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.memory.dtype
+
+    def offsets(self, turn: int) -> tuple[int, int]:
+        """Elements from an allocation to the buffer of a turn, and from a rank's rows there to the
+        next one's."""
+        return turn * self.memory.stride(0), self.memory.stride(1)
+
+    def rows_of(self, turn: int, sender: int, receiver: int) -> Tensor:
+        """[max_rows, size] where the part of one rank comes to another."""
+        return self._slot(turn, sender, receiver)[:-1]
+
+    def flags_of(self, turn: int, sender: int, receiver: int) -> Tensor:
+        """[MAX_PIECES] int32 beside them."""
+        return self._slot(turn, sender, receiver)[-1].view(torch.int32)[:MAX_PIECES]
+
+    def _slot(self, turn: int, sender: int, receiver: int) -> Tensor:
+        assert sender != receiver
+        return self.memories[receiver][turn, sender - (sender > receiver)]
+
+    def clear(self) -> None:
+        """Forget what has come; no rank may be within a call."""
+        self.memory.fill_(-0.0)
 
     def limit_waits(self, limit: int) -> None:
         """Let a program give up after so many microseconds, 0: never, from the next call on.
 
         What it returns then means nothing, and `gave_up` is True.  Interpreted kernels count polls.
+        After such a call buffers have to be cleared: parts may have come later.
         """
-        self.epochs[MAX_PROGRAMS:] = torch.tensor([limit, 0], dtype=torch.int32)
+        self.limit.copy_(torch.tensor([limit, 0], dtype=torch.int32))
 
     @property
     def gave_up(self) -> bool:
         """Whether a program has, since the limit was set; waits for the device."""
-        return bool(self.epochs[MAX_PROGRAMS + 1])
+        return bool(self.limit[1])
 
 
 class Rendezvous(Protocol):
-    """How the ranks of a group come to read each other's memory.
+    """How the ranks of a group come to write into each other's memory.
 
-    max_bytes  of one buffer
+    max_bytes  of the parts of all other ranks in one buffer
     """
 
     max_bytes: int
@@ -85,12 +119,12 @@ class Rendezvous(Protocol):
         """Why they cannot; "": nothing is known of."""
         ...
 
-    def allocate(self, count: int, device: torch.device) -> Tensor:
-        """So many bytes of this rank, zeros.  Raises RuntimeError."""
+    def allocate(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Memory of this rank, in which nothing has come.  Raises RuntimeError."""
         ...
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
-        """Where this process sees the allocation of each rank; all ranks call it.
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
+        """The allocations of all ranks as this process sees them; all ranks call it.
 
         Raises RuntimeError.
         """
@@ -103,7 +137,7 @@ class SymmetricMemory:
     Raises RuntimeError where they cannot map each other's memory.
     """
 
-    max_bytes = 32 << 20  # larger sums take hundreds of microseconds either way
+    max_bytes = 128 << 20  # 8,192 rows of 8,192 numbers of 16 bits
 
     def __init__(self, group: ProcessGroup) -> None:
         self._group = group
@@ -113,18 +147,17 @@ class SymmetricMemory:
         own = self._group.rank()
         for rank in range(self._group.size()):
             if rank != own and not torch.cuda.can_device_access_peer(own, rank):
-                return f"GPU {own} cannot read the memory of GPU {rank}"
+                return f"GPU {own} cannot write into the memory of GPU {rank}"
         return ""
 
-    def allocate(self, count: int, device: torch.device) -> Tensor:
+    def allocate(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
         from torch.distributed import _symmetric_memory as symmetric_memory
 
-        memory = symmetric_memory.empty(count, dtype=torch.uint8, device=device)
-        memory.zero_()  # no signal has been given
+        memory = symmetric_memory.empty(*shape, dtype=dtype, device=device).fill_(-0.0)
         torch.cuda.synchronize(device)
         return memory
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
         from torch.distributed import _symmetric_memory as symmetric_memory
         from torch.distributed import distributed_c10d
 
@@ -140,7 +173,11 @@ class SymmetricMemory:
         finally:
             store.set_timeout(before)
         self._mapped.append(handle)
-        return handle.buffer_ptrs
+        shape, dtype = memory.shape, memory.dtype
+        return [
+            memory if rank == self._group.rank() else handle.get_buffer(rank, shape, dtype)
+            for rank in range(self._group.size())
+        ]
 
 
 def first_problem(texts: list[str]) -> str:
@@ -159,65 +196,40 @@ def rendezvous(
     import torch.distributed as dist
 
     how = SymmetricMemory(group)
-    memory = how.allocate(allocation_bytes(max_rows, size, dtype, group.size()), device)
-    buffers = buffers_at(memory, how.addresses(memory), group.rank(), max_rows, size, dtype)
+    memory = how.allocate(buffer_shape(max_rows, size, group.size()), dtype, device)
+    buffers = buffers_in(how.mapped(memory), group.rank())
     dist.barrier(group)
     return buffers
 
 
-def in_one_process(
-    addresses: Sequence[Tensor], rank: int, max_rows: int, size: int, dtype: torch.dtype
-) -> SymmetricBuffers:
-    """The buffers of one rank of several that share an address space.
-
-    addresses  the allocations of all ranks: allocation_bytes of uint8 each, zeros
-    """
-    pointers = [memory.data_ptr() for memory in addresses]
-    return buffers_at(addresses[rank], pointers, rank, max_rows, size, dtype)
-
-
-def buffers_at(
-    memory: Tensor,
-    pointers: Sequence[int],
-    rank: int,
-    max_rows: int,
-    size: int,
-    dtype: torch.dtype,
-) -> SymmetricBuffers:
-    """The buffers of a rank, in `memory`, where this process sees those of all at `pointers`."""
-    assert size * dtype.itemsize % 16 == 0, "rows are read by 16 bytes"
-    assert all(pointer % 16 == 0 for pointer in pointers)
-    device, parts = memory.device, TURNS * _turn_bytes(max_rows, size, dtype)
+def buffers_in(memories: Sequence[Tensor], rank: int) -> SymmetricBuffers:
+    """The buffers of a rank in the allocations of all, as this process sees them."""
+    memory = memories[rank]
+    size, device = memory.shape[-1], memory.device
+    assert size * memory.dtype.itemsize % ALIGNMENT == 0 and memory.is_contiguous()
+    assert all(each.data_ptr() % ALIGNMENT == 0 for each in memories)
     return SymmetricBuffers(
-        memory=memory,
-        addresses=torch.tensor(pointers, dtype=torch.int64, device=device),
-        pads=torch.tensor([each + parts for each in pointers], dtype=torch.int64, device=device),
-        epochs=torch.zeros(MAX_PROGRAMS + 2, dtype=torch.int32, device=device),
+        memories=tuple(memories),
+        addresses=tuple(each.data_ptr() for each in memories),
+        limit=torch.zeros(2, dtype=torch.int32, device=device),
         rank=rank,
-        world=len(pointers),
-        max_rows=max_rows,
-        size=size,
-        dtype=dtype,
         programs=_programs(device, size),
     )
 
 
-def rows_of_buffers(tokens: int, size: int, dtype: torch.dtype, max_bytes: int) -> int:
+def rows_of_buffers(tokens: int, size: int, dtype: torch.dtype, world: int, max_bytes: int) -> int:
     """Rows of buffers of at most max_bytes each, where steps have at most so many tokens."""
-    return max(1, min(tokens, max_bytes // (size * dtype.itemsize)))
+    row = max(1, world - 1) * size * dtype.itemsize
+    return max(1, min(tokens, max_bytes // row))
 
 
-def allocation_bytes(max_rows: int, size: int, dtype: torch.dtype, world: int) -> int:
-    """Of one rank: its buffers, and a pad of a word for each rank and program."""
-    return TURNS * _turn_bytes(max_rows, size, dtype) + world * MAX_PROGRAMS * 4
-
-
-def _turn_bytes(max_rows: int, size: int, dtype: torch.dtype) -> int:
-    return -(-max_rows * size * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+def buffer_shape(max_rows: int, size: int, world: int) -> Shape:
+    """Of the allocation of one rank."""
+    return TURNS, world - 1, max_rows + 1, size
 
 
 def _programs(device: torch.device, size: int) -> int:
     if device.type != "cuda":
         return 4
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return min(MAX_PROGRAMS, (PROGRAMS_PER_SM if size <= NARROW else 1) * sms)
+    return (PROGRAMS_PER_SM if size <= NARROW else 1) * sms

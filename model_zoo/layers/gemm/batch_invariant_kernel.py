@@ -93,13 +93,11 @@ class BatchInvariantGemm:
         )
         return next(fitting, LARGE[-1])
 
-    def run(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         (rows, inputs), outputs = x.shape, len(weight)
         assert x.stride(1) == weight.stride(1) == 1 and x.dtype == weight.dtype
-        out = x.new_empty(rows, outputs) if out is None else out
+        out = x.new_empty(rows, outputs)
         if rows == 0:
             return out
         tile = self.tile(rows, outputs, x.dtype)

@@ -62,24 +62,6 @@ class GemmImpl(Protocol):
         ...
 
 
-class LinearGemm(GemmImpl, Protocol):
-    def run(self, x: Tensor, weight: Any, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-        """As GemmImpl.run, without SwiGLU.
-
-        out: [M, N], contiguous, where the product is written, or None
-        """
-        ...
-
-
-def cublas(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
-    """As LinearGemm.run, by PyTorch's product."""
-    if out is None:
-        return F.linear(x, weight, bias)
-    if bias is None:
-        return torch.mm(x, weight.t(), out=out)
-    return torch.addmm(bias, x, weight.t(), out=out)
-
-
 @dataclass(frozen=True, slots=True)
 class CublasGemm:
     """cuBLAS, with x zero-padded to `rows` rows, for which it may have a faster kernel."""
@@ -90,13 +72,10 @@ class CublasGemm:
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         return rows < self.rows or self.rows == 0
 
-    def run(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if len(x) >= self.rows:
-            return cublas(x, weight, bias, out)
-        padded = F.linear(F.pad(x, (0, 0, 0, self.rows - len(x))), weight, bias)[: len(x)]
-        return padded if out is None else out.copy_(padded)
+            return F.linear(x, weight, bias)
+        return F.linear(F.pad(x, (0, 0, 0, self.rows - len(x))), weight, bias)[: len(x)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +95,14 @@ class SplitK:
         fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
         return rows <= MAX_ROWS and inputs % 8 == 0 and self.parts <= blocks and fits
 
-    def run(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         from attention.common.dependent_launch import dependent_launch
         from model_zoo.layers.gemm.split_k import _split_k
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
-        out = x.new_empty(rows, outputs) if out is None else out
+        out = x.new_empty(rows, outputs)
         parts, arrived = workspace(x.device)
         blocks = -(-inputs // self.block_k)
         per_part = -(-blocks // self.parts)
@@ -162,9 +139,7 @@ class SkinnyGemm:
         fits = fits and rows <= MAX_ROWS and width <= 2 * MAX_ROWS
         return fits and inputs % 8 == 0 and blocks % self.split_units == 0
 
-    def run(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
@@ -172,7 +147,7 @@ class SkinnyGemm:
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
-        out = x.new_empty(rows, outputs) if out is None else out
+        out = x.new_empty(rows, outputs)
         parts, arrived = workspace(x.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold

@@ -36,9 +36,5 @@ class MoE(nn.Module):
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)
         shared = None if self.shared is None else self.shared(x)
-        of_router = routed.ids, routed.weights, shared, routed.shared_gate
-        partial = self._communicator.partial_sum(len(x))
-        if partial is not None:
-            self.experts(x, *of_router, out=partial.part)
-            return partial, residual
-        return self._communicator.all_reduce(self.experts(x, *of_router)), residual
+        part = self.experts(x, routed.ids, routed.weights, shared, routed.shared_gate)
+        return self._communicator.for_norm(part), residual

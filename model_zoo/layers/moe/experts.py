@@ -188,7 +188,6 @@ class Experts(nn.Module):
         weights: Tensor,
         shared: Tensor | None = None,
         shared_gate: Tensor | None = None,
-        out: Tensor | None = None,
     ) -> Tensor:
         """The experts' weighted sum for each token, plus sigmoid(shared_gate) * shared -> [T, H].
 
@@ -198,20 +197,18 @@ class Experts(nn.Module):
         weights:     [T, k] float32
         shared:      [T, H], the shared expert's output, or None
         shared_gate: [T], or None for a factor of 1
-        out:         [T, H], where the sum is written, or None
         """
         if fused_kernels.use_fused_kernels(x.device):
             from model_zoo.layers.moe.run import run_experts
 
-            return run_experts(self, x, ids, weights, shared, shared_gate, out=out)
-        total = self._reference(x, ids, weights)
+            return run_experts(self, x, ids, weights, shared, shared_gate)
+        out = self._reference(x, ids, weights)
         if shared is not None:
             added = shared.float()
             if shared_gate is not None:
                 added = added * shared_gate.float().sigmoid()[:, None]
-            total += added
-        total = total.to(x.dtype)
-        return total if out is None else out.copy_(total)
+            out += added
+        return out.to(x.dtype)
 
     def _reference(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """The weighted sum [T, H] float32, one expert after the other that has tokens."""

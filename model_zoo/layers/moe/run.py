@@ -46,7 +46,6 @@ def run_experts(
     shared: Tensor | None = None,
     shared_gate: Tensor | None = None,
     tiles: Tiles | None = None,
-    out: Tensor | None = None,
 ) -> Tensor:
     """As Experts.forward.  tiles: instead of those of Experts.tiles_of.
 
@@ -54,21 +53,17 @@ def run_experts(
     nothing: a CUDA graph can capture it.
     """
     tokens = len(x)
-    if out is None:
-        out = torch.empty(tokens, experts.hidden, dtype=x.dtype, device=x.device)
     if tokens == 0:
-        return out
+        return torch.empty_like(x)
     assert ids.shape == weights.shape == (tokens, experts.top_k) and ids.dtype == torch.int32
     assert ids.is_contiguous() and weights.is_contiguous() and x.stride(1) == 1
     assert shared is None or shared.is_contiguous()
     tiles = tiles or experts.tiles_of(tokens)
     if isinstance(tiles, HopperTiles):
-        run_hopper(experts, x, ids, weights, shared, shared_gate, tiles, out)
-        return out
+        return run_hopper(experts, x, ids, weights, shared, shared_gate, tiles)
     few = tokens <= FEW and not experts.is_batch_invariant
     run = _few if few else _grouped
-    run(experts, x, ids, weights, shared, shared_gate, tiles, out)
-    return out
+    return run(experts, x, ids, weights, shared, shared_gate, tiles)
 
 
 def _few(
@@ -79,8 +74,7 @@ def _few(
     shared: Tensor | None,
     shared_gate: Tensor | None,
     tiles: ExpertTiles,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
     gate_up, down = tiles.gate_up, tiles.down
     tiles_n = triton.cdiv(hidden, down.outputs)
@@ -99,12 +93,14 @@ def _few(
         ACTIVATION=experts.activation, **_options(gate_up, x),
     )  # fmt: skip
     parts = torch.empty(pairs, hidden, dtype=torch.float32, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _few_down[(pairs, tiles_n)](
         between, ids, weights, parts, workspace(x.device)[1], shared, shared_gate, out,
         *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
         *second.strides, **columns, **second.of_tile(down.columns, inner),
         PREFETCH=second.row_bytes % 16 == 0, **_options(down, x),
     )  # fmt: skip
+    return out
 
 
 def _grouped(
@@ -115,8 +111,7 @@ def _grouped(
     shared: Tensor | None,
     shared_gate: Tensor | None,
     tiles: ExpertTiles,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
     gate_up, down = tiles.gate_up, tiles.down
     tiles_n, partial = triton.cdiv(hidden, down.outputs), experts.is_partial
@@ -131,6 +126,7 @@ def _grouped(
         ACTIVATION=experts.activation, **_options(gate_up, x),
     )  # fmt: skip
     parts = torch.empty(pairs, hidden, dtype=x.dtype, device=x.device)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     _grouped_down[(found.most_tiles * tiles_n,)](
         between, weights, *aligned, parts, found.arrivals, shared, shared_gate, out,
         *second.tensors, tokens, hidden, inner, _stride(shared_gate), second.width,
@@ -139,6 +135,7 @@ def _grouped(
     )  # fmt: skip
     if partial:  # no program knows how many of a token's experts are here
         sum_pairs(parts, out, ids, experts.num_experts, shared, shared_gate)
+    return out
 
 
 def _options(tile: ProductTile, x: Tensor) -> dict[str, Any]:

@@ -121,14 +121,12 @@ class DequantizeInRegisters:
         fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
         return fits and self.parts <= triton.cdiv(inputs, self.block_k)
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         rows, (outputs, inputs) = len(x), weight.shape
         assert self.serves(rows, outputs, inputs) and x.shape[1] == inputs
         x = in_packed_order(x, weight)
-        out = x.new_empty(rows, outputs) if out is None else out
+        out = x.new_empty(rows, outputs)
         if rows == 0:
             return out
         scales, per_row = decoding(weight), scale_is_per_row(weight)
@@ -203,11 +201,9 @@ class DequantizeInRegistersUnsplit:
     def serves(self, rows: int, outputs: int, inputs: int) -> bool:
         return True
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        return tile_of(x.device, len(x)).run(x, weight, bias, out)
+        return tile_of(x.device, len(x)).run(x, weight, bias)
 
 
 def in_packed_order(x: Tensor, weight: PackedWeight) -> Tensor:

@@ -10,8 +10,8 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from model_zoo.layers.gemm.implementations import cublas
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
@@ -46,19 +46,11 @@ class ScaledMM(QuantizedRowsGemm):
             fits = weight.row_group == 1 and weight.column_group >= inputs
         return fits and self.serves(1, outputs, inputs)
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        return self.product(quantize_rows(x, self.kind), weight, bias, out)
+        return self.product(quantize_rows(x, self.kind), weight, bias)
 
-    def product(
-        self,
-        x: QuantizedRows,
-        weight: PackedWeight,
-        bias: Tensor | None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """As QuantizedRowsGemm.product."""
         assert x.kind == self.kind and self.multiplies(weight)
         if x.count == 0:
@@ -68,15 +60,11 @@ class ScaledMM(QuantizedRowsGemm):
         scales = weight.scales.t() if blocks else weight.scales.float()
         # cuBLAS adds no bias to products by blocks, and with fast accumulation not at all sizes.
         added = None if blocks or self.fast_accum else bias
-        # Rows of padding have no room in `out`.
-        direct = {"out": out} if out is not None and len(x.codes) == x.count else {}
         y = torch._scaled_mm(
             x.codes, codes.t(), x.scales, scales, added, out_dtype=x.dtype,
-            use_fast_accum=self.fast_accum and not blocks, **direct,
+            use_fast_accum=self.fast_accum and not blocks,
         )[: x.count]  # fmt: skip
-        if bias is not None and added is None:
-            y.add_(bias)
-        return y if out is None or direct else out.copy_(y)
+        return y if bias is None or added is not None else y.add_(bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +73,12 @@ class DequantizeThenCublas:
 
     name = "dequantize then cuBLAS"
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         outputs, inputs = weight.shape
         plain = scratch(x.device, x.dtype, outputs * inputs).view(outputs, inputs)
         dequantize_into(weight, plain)
-        return cublas(x, plain, bias, out)
+        return F.linear(x, plain, bias)
 
 
 _largest: dict[tuple[torch.device, torch.dtype], int] = {}  # elements of the largest weight

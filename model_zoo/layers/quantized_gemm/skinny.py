@@ -76,13 +76,11 @@ class SkinnyQuantizedGemm:
         weights = self.stages * self.block_n * self.block_k * bits // 8
         return weights + self.x_stages * _height(rows) * self.block_k * 2
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
         (rows, inputs), (outputs, columns) = x.shape, weight.shape
         assert inputs == columns and self.serves(rows, outputs, inputs, weight)
-        x, out = in_packed_order(x, weight), x.new_empty(rows, outputs) if out is None else out
+        x, out = in_packed_order(x, weight), x.new_empty(rows, outputs)
         for first in range(0, rows, MAX_ROWS):
             part = slice(first, first + MAX_ROWS)
             self._multiply(x[part], weight, bias, out[part], _height(rows))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,10 @@ import torch
 from transformers import Qwen3VLVisionConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
+from attention.encoder.encoder_attention import KernelName, encoder_attention
+from model_zoo.vision import blocks
 from model_zoo.vision.encoder import VisionEncoder
+from model_zoo.vision.patches import image_patches
 from model_zoo.vision.vision_config import VisionConfig
 
 SHAPE = {"depth": 4, "hidden_size": 48, "intermediate_size": 80, "num_heads": 4}
@@ -111,3 +116,24 @@ def test_stages_that_run_one_after_the_other_give_the_same_bits(cuts: tuple[int,
         encoder.encode(pixels.flip(0))  # another image in between
         found = encoder.advance(encoding, stages)
     assert found is not None and torch.equal(found, encoder.encode(pixels))
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "varlen"])
+def test_images_that_are_encoded_together_have_the_features_of_each(
+    kernel: KernelName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Heads of 72 values, by PyTorch's attention and by the kernel, interpreted on a CPU."""
+    if kernel == "varlen" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("kernels are compiled here: TRITON_INTERPRET=1 would interpret them")
+    attention = partial(encoder_attention, kernel=kernel)
+    monkeypatch.setattr(blocks, "encoder_attention", attention)
+    encoder, reference = pair(hidden_size=144, num_heads=2)
+    sizes = [(64, 96), (32, 32), (96, 160)]
+    images = [torch.randint(0, 256, (*size, 3), dtype=torch.uint8) for size in sizes]
+    patches = torch.cat([image_patches(image, encoder.spec) for image in images])
+    wanted = expected(
+        reference, patches, [[1, rows // 16, columns // 16] for rows, columns in sizes]
+    )
+    found = encoder.encode_batch(images)
+    assert [len(one) for one in found] == [rows * columns // 1024 for rows, columns in sizes]
+    assert (torch.cat(found) - wanted).abs().max() <= 1e-4 * wanted.abs().max()

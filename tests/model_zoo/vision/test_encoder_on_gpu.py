@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from attention.encoder.encoder_attention import KernelName, encoder_attention
 from model_zoo.loader import fill_randomly
+from model_zoo.vision import blocks
 from model_zoo.vision.encoder import VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
 
@@ -62,3 +67,34 @@ def test_an_image_is_encoded_to_the_same_bits_each_time() -> None:
     pixels = picture(512, 768)
     first = half.encode(pixels)
     assert all(torch.equal(half.encode(pixels), first) for _ in range(5))
+
+
+def test_images_that_are_encoded_together_have_the_features_of_each() -> None:
+    half, _ = encoders()
+    images = [picture(*size) for size in [(256, 512), (64, 64), (512, 480)]]
+    for found, image in zip(half.encode_batch(images), images, strict=True):
+        alone = half.encode(image)
+        assert found.shape == alone.shape
+        assert torch.cosine_similarity(found.float(), alone.float(), dim=-1).min() > 0.999
+
+
+@pytest.mark.parametrize("kernel", ["varlen", "sdpa"])
+def test_other_attention_gives_features_that_are_near(
+    kernel: KernelName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half, _ = encoders()
+    pixels = picture(512, 768)
+    found = half.encode(pixels).float()
+    monkeypatch.setattr(blocks, "encoder_attention", partial(encoder_attention, kernel=kernel))
+    other = half.encode(pixels).float()
+    assert torch.cosine_similarity(found, other, dim=-1).min() > 0.999
+
+
+def test_gelu_in_the_epilogue_of_a_product_is_that_by_tanh() -> None:
+    torch.manual_seed(4)
+    with torch.device("cuda"):
+        dense, x = blocks.Dense(64, 128, torch.float16), 3 * torch.randn(500, 64).half()
+    fill_randomly(dense)
+    dense.weight.normal_(std=0.3)
+    expected = F.gelu(dense(x).double(), approximate="tanh")
+    assert (dense.gelu_tanh(x).double() - expected).abs().max() <= 2e-3 * expected.abs().max()

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.all_reduce.partial_sum import PartialSum
+from model_zoo.layers.all_reduce.symmetric_buffers import Shape
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.parallel.communicator import Alone, ProcessGroupCommunicator
 from runtime.config import EngineConfig
@@ -36,17 +38,17 @@ class OwnMemory:
         self.fails = fails
 
     def problem(self) -> str:
-        return "GPU 0 cannot read the memory of GPU 1" if self.fails == "problem" else ""
+        return "GPU 0 cannot write into the memory of GPU 1" if self.fails == "problem" else ""
 
-    def allocate(self, count: int, device: torch.device) -> Tensor:
+    def allocate(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
         if self.fails == "allocate":
             raise RuntimeError("out of memory\nsee the log")
-        return torch.zeros(count, dtype=torch.uint8, device=device)
+        return torch.full(shape, -0.0, dtype=dtype, device=device)
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
-        if self.fails == "addresses":
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
+        if self.fails == "mapped":
             raise RuntimeError("no fabric handle")
-        return [memory.data_ptr()]
+        return [memory]
 
 
 class Summing(ProcessGroupCommunicator):
@@ -87,20 +89,21 @@ def test_norms_add_what_the_buffers_hold():
     communicator = Summing()
     said = choose(communicator, OwnMemory())
     assert said == "in the norms up to 8 tokens, by NCCL above"
-    assert communicator.partial_sum(8) is not None and communicator.partial_sum(9) is None
-    assert communicator.partial_sum(0) is None
-    assert communicator.fused is not None and not communicator.fused.buffers.epochs[-2:].any()
+    assert isinstance(communicator.for_norm(torch.zeros(8, HIDDEN)), PartialSum)
+    for rows in (0, 9):
+        assert isinstance(communicator.for_norm(torch.zeros(rows, HIDDEN)), Tensor)
+    assert communicator.fused is not None and not communicator.fused.buffers.limit.any()
 
 
-def test_products_are_written_into_both_buffers_by_turns_and_sums_of_the_library_begin_anew():
+def test_sums_take_both_buffers_by_turns_and_those_of_the_library_begin_anew():
     communicator = Summing()
     choose(communicator, OwnMemory())
     sums = communicator.fused
     assert sums is not None
 
     def turns(count: int) -> list[int]:
-        found = [communicator.partial_sum(2) for _ in range(count)]
-        return [each.turn for each in found if each is not None]
+        found = [communicator.for_norm(torch.zeros(2, HIDDEN)) for _ in range(count)]
+        return [each.turn for each in found if isinstance(each, PartialSum)]
 
     assert turns(3) == [0, 1, 0]
     communicator.is_silent = True
@@ -111,9 +114,9 @@ def test_products_are_written_into_both_buffers_by_turns_and_sums_of_the_library
 @pytest.mark.parametrize(
     ("fails", "reason"),
     [
-        ("problem", "rank 0: GPU 0 cannot read the memory of GPU 1"),
+        ("problem", "rank 0: GPU 0 cannot write into the memory of GPU 1"),
         ("allocate", "rank 0: out of memory"),
-        ("addresses", "rank 0: no fabric handle"),
+        ("mapped", "rank 0: no fabric handle"),
     ],
 )
 def test_without_a_rendezvous_nccl_adds_and_the_log_says_why(
@@ -155,6 +158,10 @@ def test_a_plan_counts_the_buffers_of_every_rank():
         engine = EngineConfig(model="m", **requested)
         return sum_bytes(engine, config, torch.bfloat16, 2048)
 
-    assert counted(2) == 2 * 2048 * 4096 * 2 + 2 * 1024 * 4
+    # Each has a row of flags.
+    assert counted(2) == 2 * (2048 + 1) * 4096 * 2
+    assert counted(4) == 3 * counted(2)
+    # 128 MiB are the rows of nine other ranks.
+    assert counted(10) == 2 * 9 * (2**27 // (9 * 8192) + 1) * 8192
     assert counted(1) == counted(2, disable_custom_all_reduce=True) == 0
     assert counted(2, deterministic=True) == 0

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from model_zoo.vision import encoder
+from model_zoo.vision import blocks
+from model_zoo.vision.encoder import VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
 from runtime.startup.memory_estimate import begun_bytes, encoder_bytes
 
@@ -68,10 +68,14 @@ def test_the_encoder_takes_what_is_counted_and_at_most_a_fifth_less(
     vision: VisionConfig, side: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU: attention makes its output alone, the rope is applied in place.
-    monkeypatch.setattr(F, "scaled_dot_product_attention", lambda q, k, v: torch.empty_like(q))
-    monkeypatch.setattr(encoder, "rotate_queries_and_keys", lambda qkv, cos_sin: None)
+    monkeypatch.setattr(
+        blocks,
+        "encoder_attention",
+        lambda qkv, seqlens: torch.empty(qkv[:, 0].shape, dtype=qkv.dtype),
+    )
+    monkeypatch.setattr(blocks, "rotate_queries_and_keys", lambda qkv, cos_sin: None)
     with torch.device("meta"), torch.inference_mode():
-        model = encoder.VisionEncoder(vision, torch.bfloat16)
+        model = VisionEncoder(vision, torch.bfloat16)
         pixels = torch.empty(side, side, 3, dtype=torch.uint8)
         with AliveBytes() as alive:
             begun = model.begin(pixels)

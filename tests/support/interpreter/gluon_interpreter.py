@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from attention.common.hopper import tma_desc
 from tests.support.kernels.ptx import run_ptx
 
 SECONDS = 60.0  # that a partition may wait for another
@@ -111,11 +112,11 @@ class Shared:
     def slice(self, start: int, length: int, dim: int = 0) -> Shared:
         return Shared(self.tensor.narrow(dim, start, length))
 
-    def reshape(self, shape: list[int]) -> Shared:
-        return Shared(self.tensor.view(shape))
-
     def permute(self, order: Sequence[int]) -> Shared:
         return Shared(self.tensor.permute(*order))
+
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.tensor.view(*shape))
 
     def load(self, layout: object) -> Values:
         return values(self.tensor.clone())
@@ -203,7 +204,7 @@ def _copy_from_shared(desc: Descriptor, corner: list[Any], source: Shared) -> No
 
 
 def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
-    a, b = (x.tensor if isinstance(x, Shared) else x for x in (a, b))
+    a, b, acc = (x.tensor if isinstance(x, Shared | Token) else x for x in (a, b, acc))
     product = a.float() @ b.float()
     total = values(product + acc) if bool(use_acc) else values(product)
     return Token(total) if is_async else total
@@ -250,7 +251,7 @@ def _inline_asm(
 def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
     if layout == "barriers":
         return Barriers(shape[0])
-    return Shared(torch.full(shape, 77, dtype=dtype))
+    return Shared(torch.full(shape, 77, dtype=getattr(dtype, "dtype", dtype)))
 
 
 def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
@@ -281,7 +282,11 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
         zeros_like=torch.zeros_like,
         where=lambda which, a, b: torch.where(torch.as_tensor(which), a, b),
+        full=lambda shape, value, dtype, layout: values(
+            torch.full(shape, getattr(value, "value", value), dtype=dtype)
+        ),
         sum=lambda x, axis: x.sum(axis),
+        max=lambda x, axis: x.amax(axis),
         exp=torch.exp,
         exp2=torch.exp2,
         log=torch.log,
@@ -332,7 +337,7 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
         "triton.language.extra.cuda": SimpleNamespace(
             gdc_launch_dependents=nothing, gdc_wait=nothing
         ),
-        "attention.common.hopper": SimpleNamespace(cta_barrier=nothing),
+        "attention.common.hopper": SimpleNamespace(cta_barrier=nothing, tma_desc=tma_desc),
     }
 
 

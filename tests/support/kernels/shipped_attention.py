@@ -18,6 +18,14 @@ from attention.common.write_kv import write_kv
 from attention.decode.decode import decode
 from attention.decode.decode_hopper import decode_hopper
 from attention.dispatch import build
+from attention.encoder.seqlens import Seqlens
+from attention.encoder.varlen import varlen
+from attention.encoder.varlen_hopper import varlen_hopper
+from attention.encoder.varlen_hopper_config import (
+    THREE_CONSUMERS,
+    TWO_CONSUMERS,
+    VarlenHopperConfig,
+)
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from attention.planner.device_planner import DevicePlanner
@@ -153,6 +161,16 @@ def call_batch_invariant(head_dim: int, kv_dtype: torch.dtype) -> None:
     batch_invariant_attention(step.inputs, plan)
 
 
+def call_varlen(head_dim: int, dtype: torch.dtype) -> None:
+    """An image of 1024 x 1024 pixels."""
+    varlen(tensor(4096, 3, 16, head_dim, dtype=dtype), Seqlens((4096,), tensor(2, dtype=INT32)))
+
+
+def call_varlen_hopper(head_dim: int, config: VarlenHopperConfig) -> None:
+    seqlens = Seqlens((4096,), tensor(2, dtype=INT32))
+    varlen_hopper(tensor(4096, 3, 16, head_dim), seqlens, config=config)
+
+
 def call_write_kv(head_dim: int, kv_dtype: torch.dtype) -> None:
     step = ShippedStep(head_dim, kv_dtype)
     new = tensor(TOKENS, KV_HEADS, head_dim)
@@ -195,3 +213,10 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
     ATTENTION[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
 ATTENTION["prefill_hopper d256 bf16"] = partial(call_prefill_hopper, 256, BF16)
 ATTENTION["prefill_hopper d256 fp8"] = partial(call_prefill_hopper, 256, FP8)
+for head_dim in (64, 72, 80):
+    ATTENTION[f"varlen d{head_dim} bf16"] = partial(call_varlen, head_dim, BF16)
+    ATTENTION[f"varlen_hopper d{head_dim} bf16"] = partial(
+        call_varlen_hopper, head_dim, TWO_CONSUMERS
+    )
+ATTENTION["varlen_hopper d72 bf16 of three"] = partial(call_varlen_hopper, 72, THREE_CONSUMERS)
+ATTENTION["varlen d72 fp32"] = partial(call_varlen, 72, FP32)

@@ -2,7 +2,7 @@
 
     python -m tests.support.parallel.all_reduce_ranks FOLDER RANK WORLD CALLS
 
-Every rank maps the files of all, so that signals and parts pass between processes as between GPUs.
+Every rank maps the files of all, so that parts pass between processes as between GPUs.
 It writes the SHA-256 of all results into FOLDER/RANK.digest, and the last ones into RANK.pt.
 """
 
@@ -12,13 +12,14 @@ import hashlib
 import random
 import sys
 import time
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
-from model_zoo.layers.all_reduce.symmetric_buffers import allocation_bytes, in_one_process
+from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape, buffers_in
 
 MAX_ROWS, SIZE, DTYPE = 9, 96, torch.float32
 EPS = 1e-5
@@ -42,19 +43,19 @@ def start_of() -> tuple[Tensor, Tensor]:
 
 
 def run(folder: Path, rank: int, world: int, calls: int) -> None:
-    size = allocation_bytes(MAX_ROWS, SIZE, DTYPE, world)
+    shape = buffer_shape(MAX_ROWS, SIZE, world)
     memories = [
-        torch.from_file(str(folder / f"{each}.memory"), shared=True, size=size, dtype=torch.uint8)
+        torch.from_file(str(folder / f"{each}.memory"), shared=True, size=prod(shape), dtype=DTYPE)
         for each in range(world)
     ]
-    buffers = in_one_process(memories, rank, MAX_ROWS, SIZE, DTYPE)
+    buffers = buffers_in([memory.view(shape) for memory in memories], rank)
     residual, weight = start_of()
     digest, delays = hashlib.sha256(), random.Random(rank)
     for call in range(calls):
         rows = rows_of(call)
         time.sleep(delays.choice((0.0, 0.0, 0.01)))  # now one rank is late, now another
-        buffers.part(call % 2, rows).copy_(part_of(rank, call))
-        out = all_reduce_add_rms_norm(buffers, call % 2, residual[:rows], weight, EPS)
+        part = part_of(rank, call)
+        out = all_reduce_add_rms_norm(buffers, call % 2, part, residual[:rows], weight, EPS)
         digest.update(out.numpy().tobytes())
     digest.update(residual.numpy().tobytes())
     (folder / f"{rank}.digest").write_text(digest.hexdigest())

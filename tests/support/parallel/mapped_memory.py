@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from model_zoo.layers.all_reduce.symmetric_buffers import Shape
+
 RANKS = 2
+PIECE_ROWS = 2  # of products that are copied piece by piece, in place of those of a GPU
 
 
 class MappedMemory:
     """As SymmetricMemory of GPUs.  folder: the same for all ranks"""
 
-    max_bytes = 8 * 64 * 4  # few rows of the tiny models, so that prompts have more
+    max_bytes = 12 * 64 * 4  # few rows of the tiny models, so that prompts have more
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank, self._allocated = folder, rank, 0
-        self._others: list[Tensor] = []  # mapped as long as they are used
 
     def problem(self) -> str:
         return ""
 
-    def allocate(self, count: int, device: torch.device) -> Tensor:
+    def allocate(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
         self._allocated += 1
         path = self._path(self._rank)
-        path.write_bytes(bytes(count))
-        return self._map(path, count)
+        path.write_bytes(bytes(prod(shape) * dtype.itemsize))
+        return self._map(path, prod(shape), dtype).view(shape).fill_(-0.0)
 
-    def addresses(self, memory: Tensor) -> Sequence[int]:
-        mapped = [
-            memory if rank == self._rank else self._map(self._path(rank), len(memory))
+    def mapped(self, memory: Tensor) -> Sequence[Tensor]:
+        return [
+            memory
+            if rank == self._rank
+            else self._map(self._path(rank), memory.numel(), memory.dtype).view(memory.shape)
             for rank in range(RANKS)
         ]
-        self._others += mapped
-        return [each.data_ptr() for each in mapped]
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"{self._allocated}.{rank}"
 
-    def _map(self, path: Path, count: int) -> Tensor:
-        return torch.from_file(str(path), shared=True, size=count, dtype=torch.uint8)
+    def _map(self, path: Path, count: int, dtype: torch.dtype) -> Tensor:
+        return torch.from_file(str(path), shared=True, size=count, dtype=dtype)

@@ -47,7 +47,10 @@ class ThreadCommunicator:
     def gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), 1)
 
-    def partial_sum(self, rows: int) -> None:
+    def for_norm(self, part: Tensor) -> Tensor:
+        return self.all_reduce(part)
+
+    def in_pieces(self, x: Tensor) -> None:
         return None
 
 

@@ -48,8 +48,8 @@ def check(rank: int, world: int, store: str, replays: int) -> None:
 
         def step(parts=parts, residual=residual, rows=rows, outs=outs) -> None:
             for turn in range(TURNS):
-                buffers.part(turn, rows).copy_(parts[turn])
-                outs[turn:] = [all_reduce_add_rms_norm(buffers, turn, residual, weight, EPS)]
+                part = parts[turn]
+                outs[turn:] = [all_reduce_add_rms_norm(buffers, turn, part, residual, weight, EPS)]
 
         step()
         torch.cuda.synchronize()

@@ -4,7 +4,7 @@
 
 Prints "equal" if both ranks had the same bits, and those of the sum, after every replay, and
 "gave up" if one that ran alone with a limit ended its calls and said so, and both were right again
-after it.  A barrier that does not open hangs: the caller sets a limit of time.
+after it.  A rank whose counterpart sends nothing hangs: the caller sets a limit of time.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     TURNS,
     SymmetricBuffers,
-    allocation_bytes,
-    in_one_process,
+    buffer_shape,
+    buffers_in,
 )
 
 SIZE, DTYPE, EPS = 4096, torch.bfloat16, 1e-6
@@ -44,12 +44,9 @@ class Rank:
     def step(self) -> None:
         self.outs = []
         for layer in range(LAYERS):
-            part = self.buffers.part(layer % TURNS, self.rows)
-            torch.mul(self.parts[layer], self.scale, out=part)
+            part, turn = self.parts[layer] * self.scale, layer % TURNS
             self.outs.append(
-                all_reduce_add_rms_norm(
-                    self.buffers, layer % TURNS, self.residual, self.weight, EPS
-                )
+                all_reduce_add_rms_norm(self.buffers, turn, part, self.residual, self.weight, EPS)
             )
 
     def capture(self) -> None:
@@ -61,42 +58,37 @@ class Rank:
             self.graph.replay()
 
 
-def open_barriers(ranks: list[Rank], word: int) -> None:
-    """Every signal is given already, so that one rank can run alone; 0: none is."""
+def reset(ranks: list[Rank], limit: int) -> None:
+    """Nothing has come, and programs wait so long for it."""
     for rank in ranks:
-        buffers = rank.buffers
-        start = TURNS * buffers.turn_elements * DTYPE.itemsize
-        buffers.memory[start:].view(torch.int32).fill_(word)
-        buffers.epochs.zero_()
+        rank.buffers.clear()
+        rank.buffers.limit_waits(limit)
         rank.residual.zero_()
     torch.cuda.synchronize()
 
 
 def give_up(rank: Rank) -> None:
     """Its counterpart does not run."""
-    open_barriers([rank], 0)
-    rank.buffers.limit_waits(LIMIT)
+    reset([rank], LIMIT)
     rank.replay()
     torch.cuda.synchronize()
     assert rank.buffers.gave_up
 
 
 def main(rows: int, replays: int) -> None:
-    count = allocation_bytes(rows, SIZE, DTYPE, 2)
-    memories = [torch.zeros(count, dtype=torch.uint8, device="cuda") for _ in range(2)]
+    shape = buffer_shape(rows, SIZE, 2)
+    memories = [torch.full(shape, -0.0, dtype=DTYPE, device="cuda") for _ in range(2)]
     weight = torch.randn(SIZE, dtype=DTYPE, device="cuda")
-    ranks = [
-        Rank(in_one_process(memories, index, rows, SIZE, DTYPE), rows, weight) for index in range(2)
-    ]
+    ranks = [Rank(buffers_in(memories, index), rows, weight) for index in range(2)]
     # Kernels are compiled and loaded while no other waits: loading one may wait for the device.
     for rank in ranks:
-        open_barriers(ranks, 1 << 30)
+        reset(ranks, 1)
         rank.step()
         torch.cuda.synchronize()
     for rank in ranks:
         rank.capture()
     for rank in ranks:
-        open_barriers(ranks, 1 << 30)
+        reset(ranks, 1)
         rank.replay()
         torch.cuda.synchronize()
     replay_together(ranks, replays)
@@ -108,8 +100,8 @@ def main(rows: int, replays: int) -> None:
 
 
 def replay_together(ranks: list[Rank], replays: int) -> None:
-    """With the barriers, and without a limit."""
-    open_barriers(ranks, 0)
+    """Without a limit."""
+    reset(ranks, 0)
     expected = torch.zeros_like(ranks[0].residual)
     for replay in range(replays):
         for rank in ranks:

@@ -81,10 +81,8 @@ class SeparatelyQuantized:
     gemm: ScaledMM | Int8GemmByRows
     name: str = "separate"
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
-        return self.gemm.run(x, weight, bias, out)
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        return self.gemm.run(x, weight, bias)
 
 
 def product(scales: ScaleKind, dtype: torch.dtype, device: str) -> ScaledMM | Int8GemmByRows:

@@ -61,8 +61,7 @@ def run_hopper(
     shared: Tensor | None,
     shared_gate: Tensor | None,
     tiles: HopperTiles,
-    out: Tensor,
-) -> None:
+) -> Tensor:
     """As run_experts; experts: StackedExperts."""
     tokens, pairs, hidden, inner = len(x), ids.numel(), experts.hidden, experts.inner
     single = tokens == 1 and not experts.is_partial  # all ids are of experts that are here
@@ -73,6 +72,7 @@ def run_hopper(
         rows, most = found.rows, found.most_tiles
         assert rows is not None
     between = x.new_empty(pairs, inner)
+    out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     dtype = torch.float32 if tokens <= FEW else x.dtype
     parts = torch.empty(pairs, hidden, dtype=dtype, device=x.device)
     listed = ids, weights, found
@@ -81,6 +81,7 @@ def run_hopper(
     if not single:
         own = experts.num_experts if experts.is_partial else 0
         sum_pairs(parts, out, ids, own, shared, shared_gate)
+    return out
 
 
 def _product(

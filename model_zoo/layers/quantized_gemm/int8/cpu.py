@@ -49,9 +49,7 @@ class OneDnnInt8:
         sums = None if weight.sums is None else weight.sums * scales
         return cls(torch.ops.onednn.qlinear_prepack(numbers, None), scales, sums)
 
-    def run(
-        self, x: Tensor, weight: object, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: object, bias: Tensor | None) -> Tensor:
         """x [M, K], bias [N] -> x W^T + bias [M, N]; weight: is not read."""
         rows = len(x)
         codes, scales, zeros = self._quantized(x.float())
@@ -64,8 +62,7 @@ class OneDnnInt8:
         if self.sums is not None:
             y += (MIDDLE - zeros) * self.sums
         y *= scales
-        y = (y if bias is None else y + bias).to(x.dtype)
-        return y if out is None else out.copy_(y)
+        return (y if bias is None else y + bias).to(x.dtype)
 
     def _quantized(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x [M, K] float32 -> (codes uint8, scales [M, 1], zero points [M, 1])."""

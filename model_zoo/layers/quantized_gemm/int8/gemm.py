@@ -48,25 +48,16 @@ class Int8Gemm(QuantizedRowsGemm):
         fits = self.parts == 1 or (tiles <= TILES and parts_bytes <= PARTS_BYTES)
         return fits and inputs % self.block_k == 0 and self.parts <= inputs // self.block_k
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        return self.product(quantize_rows(x, self.kind), weight, bias, out)
+        return self.product(quantize_rows(x, self.kind), weight, bias)
 
-    def product(
-        self,
-        x: QuantizedRows,
-        weight: PackedWeight,
-        bias: Tensor | None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """As QuantizedRowsGemm.product."""
         rows, (outputs, inputs) = x.count, weight.shape
         assert x.kind == self.kind and self.serves(rows, outputs, inputs)
         assert weight.kind == "int8" and (x.zeros is None or weight.sums is not None)
-        if out is None:
-            out = torch.empty(rows, outputs, dtype=x.dtype, device=weight.device)
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=weight.device)
         if rows == 0:
             return out
         codes = weight.words.view(torch.int8)
@@ -98,25 +89,17 @@ class Int8GemmByRows(QuantizedRowsGemm):
     name = Int8Gemm.name
     kind: ScaleKind
 
-    def run(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor | None = None
-    ) -> Tensor:
+    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        return self.product(quantize_rows(x, self.kind), weight, bias, out)
+        return self.product(quantize_rows(x, self.kind), weight, bias)
 
-    def product(
-        self,
-        x: QuantizedRows,
-        weight: PackedWeight,
-        bias: Tensor | None,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """As QuantizedRowsGemm.product."""
         outputs, inputs = weight.shape
         step = MAX_ROWS if x.count <= MAX_ROWS else 2 * MAX_ROWS
         rows = max(1, triton.cdiv(x.count, step)) * step  # so that few choices are kept
         gemm = int8_gemms(weight.device, self.kind, rows, outputs, inputs)[0]
-        return gemm.product(x, weight, bias, out)
+        return gemm.product(x, weight, bias)
 
 
 def activation_kind(scheme: WeightScheme) -> ScaleKind | None:

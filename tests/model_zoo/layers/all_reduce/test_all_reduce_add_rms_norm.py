@@ -1,4 +1,4 @@
-"""The all-reduce with residual sum and norm: its arithmetic, its bits, its barrier."""
+"""The all-reduce with residual sum and norm: its arithmetic, its bits, its waits."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
+from model_zoo.layers.all_reduce.pieces import PieceCopies, Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
-    allocation_bytes,
-    in_one_process,
+    buffer_shape,
+    buffers_in,
 )
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_rows import ScaleKind
@@ -34,19 +35,23 @@ def group_of(
     world: int, max_rows: int, size: int, dtype: torch.dtype, device: str
 ) -> list[SymmetricBuffers]:
     """All ranks of a group, in one address space."""
-    count = allocation_bytes(max_rows, size, dtype, world)
-    memories = [torch.zeros(count, dtype=torch.uint8, device=device) for _ in range(world)]
-    return [in_one_process(memories, rank, max_rows, size, dtype) for rank in range(world)]
+    shape = buffer_shape(max_rows, size, world)
+    memories = [torch.full(shape, -0.0, dtype=dtype, device=device) for _ in range(world)]
+    return [buffers_in(memories, rank) for rank in range(world)]
 
 
-def fill(ranks: list[SymmetricBuffers], turn: int, rows: int) -> list[Tensor]:
-    """Random parts, written where each rank's product would write them."""
-    parts = []
+def random_parts(ranks: list[SymmetricBuffers], rows: int) -> list[Tensor]:
+    return [
+        torch.randn(rows, each.size, device=each.memory.device).to(each.dtype) for each in ranks
+    ]
+
+
+def deliver(ranks: list[SymmetricBuffers], turn: int, parts: list[Tensor]) -> None:
+    """Every part has come to all ranks, so that one after the other can be called."""
     for buffers in ranks:
-        part = buffers.part(turn, rows)
-        part.copy_(torch.randn(part.shape, device=part.device))
-        parts.append(part.clone())
-    return parts
+        for sender, part in enumerate(parts):
+            if sender != buffers.rank:
+                buffers.rows_of(turn, sender, buffers.rank)[: len(part)].copy_(part)
 
 
 def norm(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
@@ -64,13 +69,14 @@ def test_all_ranks_have_the_bits_of_one_sum_and_its_norm(
 ):
     torch.manual_seed(rows)
     ranks = group_of(world, 9, size, dtype, device)
-    parts = fill(ranks, 1, rows)
+    parts = random_parts(ranks, rows)
+    deliver(ranks, 1, parts)
     residual = torch.randn(rows, size, device=device).to(dtype)
     weight = torch.randn(size, device=device).to(dtype)
     sums = [residual.clone() for _ in ranks]
     outs = [
-        all_reduce_add_rms_norm(buffers, 1, total, weight, EPS, barrier=False)
-        for buffers, total in zip(ranks, sums, strict=True)
+        all_reduce_add_rms_norm(buffers, 1, part, total, weight, EPS)
+        for buffers, part, total in zip(ranks, parts, sums, strict=True)
     ]
     exact = sum(part.double() for part in parts) + residual.double()
     torch.testing.assert_close(sums[0].double(), exact, rtol=0.51 * DIGIT[dtype], atol=1e-5)
@@ -82,11 +88,11 @@ def test_all_ranks_have_the_bits_of_one_sum_and_its_norm(
 
 def test_parts_are_added_in_the_order_of_the_ranks(device: str):
     ranks = group_of(3, 1, 64, FP32, device)
-    for buffers, value in zip(ranks, (1e8, 1.0, -1e8), strict=True):
-        buffers.part(0, 1).fill_(value)
-    for buffers in ranks:
+    parts = [torch.full((1, 64), value, device=device) for value in (1e8, 1.0, -1e8)]
+    deliver(ranks, 0, parts)
+    for buffers, part in zip(ranks, parts, strict=True):
         residual = torch.zeros(1, 64, device=device)
-        all_reduce_add_rms_norm(buffers, 0, residual, residual[0] + 1, EPS, barrier=False)
+        all_reduce_add_rms_norm(buffers, 0, part, residual, residual[0] + 1, EPS)
         # 1e8 + 1 is 1e8 in float32; in another order a 1 would be left.
         assert not residual.any()
 
@@ -95,14 +101,15 @@ def test_parts_are_added_in_the_order_of_the_ranks(device: str):
 def test_the_sum_of_the_parts_may_be_normed_before_it_is_added(device: str, plus_one: bool):
     torch.manual_seed(3)
     ranks = group_of(2, 4, 96, FP32, device)
-    parts = fill(ranks, 0, 4)
+    parts = random_parts(ranks, 4)
+    deliver(ranks, 0, parts)
     residual = torch.randn(4, 96, device=device)
     weight, post = (torch.randn(96, device=device) for _ in range(2))
     exact = residual.double() + norm(parts[0] + parts[1], post, plus_one)
-    for buffers in ranks:
+    for buffers, part in zip(ranks, parts, strict=True):
         total = residual.clone()
         out = all_reduce_add_rms_norm(
-            buffers, 0, total, weight, EPS, post_weight=post, plus_one=plus_one, barrier=False
+            buffers, 0, part, total, weight, EPS, post_weight=post, plus_one=plus_one
         )
         torch.testing.assert_close(total.double(), exact, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(
@@ -117,13 +124,14 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
 ):
     torch.manual_seed(6)
     ranks = group_of(2, 5, 256, FP16, device)
-    fill(ranks, 1, rows)
+    parts = random_parts(ranks, rows)
+    deliver(ranks, 1, parts)
     residual = torch.randn(rows, 256, device=device, dtype=FP16)
     weight = torch.randn(256, device=device, dtype=FP16)
     plain, fused = residual.clone(), residual.clone()
-    normed = all_reduce_add_rms_norm(ranks[0], 1, plain, weight, EPS, barrier=False)
+    normed = all_reduce_add_rms_norm(ranks[0], 1, parts[0], plain, weight, EPS)
     expected = quantize_rows(normed, kind)
-    found = all_reduce_add_rms_norm_quantize(ranks[1], 1, fused, weight, EPS, kind, barrier=False)
+    found = all_reduce_add_rms_norm_quantize(ranks[1], 1, parts[1], fused, weight, EPS, kind)
     assert torch.equal(fused, plain)
     codes = [each.codes.view(torch.uint8)[:rows] for each in (found, expected)]
     assert torch.equal(*codes)
@@ -133,22 +141,120 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
         assert torch.equal(found.zeros[:rows], expected.zeros[:rows])
 
 
-def test_a_turn_has_a_buffer_of_its_own_and_signals_are_beside_both(device: str):
-    ranks = group_of(2, 5, 96, FP16, device)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_has_been_added_is_forgotten_and_nothing_else(device: str, dtype: torch.dtype):
+    ranks = group_of(3, 5, 96, dtype, device)
+    parts = random_parts(ranks, 2)
+    for turn in range(2):
+        deliver(ranks, turn, parts)
+    residual = torch.zeros(2, 96, dtype=dtype, device=device)
+    all_reduce_add_rms_norm(ranks[1], 1, parts[1], residual, residual[0], EPS)
+    memory = ranks[1].memory
+    empty = torch.signbit(memory) & (memory == 0)
+    assert empty[1].all() and empty[0, :, 2:].all()
+    for other in (0, 2):
+        assert torch.equal(ranks[1].rows_of(0, other, 1)[:2], parts[other])
+        assert torch.equal(ranks[1].rows_of(1, 1, other)[:2], parts[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_zeros_of_both_signs_are_sent_and_added_as_zeros(device: str, dtype: torch.dtype):
+    ranks = group_of(2, 3, 64, dtype, device)
+    part = torch.zeros(3, 64, dtype=dtype, device=device)
+    part[1], part[2, ::2] = -0.0, 5.0
+    deliver(ranks, 0, [part + 0.0] * 2)
+    for buffers in ranks:
+        residual = torch.full((3, 64), -0.0, dtype=dtype, device=device)
+        all_reduce_add_rms_norm(buffers, 0, part, residual, residual[0], EPS)
+        assert torch.equal(residual, 2 * part)
+    came = ranks[0].rows_of(0, 1, 0)
+    assert torch.equal(came, part) and not torch.signbit(came).any()
+
+
+@pytest.mark.parametrize("rows", [4, 7, 9])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copied_pieces_are_added_as_rows_that_the_kernel_sends(
+    device: str, dtype: torch.dtype, rows: int
+):
+    torch.manual_seed(rows)
+    ranks = group_of(3, 9, 96, dtype, device)
+    parts = random_parts(ranks, rows)
+    parts[1][0] = -0.0  # would be waited for if no flag said that it has come
+    residual = torch.randn(rows, 96, device=device).to(dtype)
+    weight = torch.randn(96, device=device).to(dtype)
+    sums, outs = [residual.clone() for _ in ranks], []
+    found = [PieceCopies(buffers) for buffers in ranks]
+    divided = [copies.begin(rows, 2) for copies in found]
+    for copies, pieces, part in zip(found, divided, parts, strict=True):
+        assert pieces is not None
+        for piece in pieces.slices(rows):
+            copies.send(1, pieces, part, piece)
+    for buffers, pieces, part, total in zip(ranks, divided, parts, sums, strict=True):
+        outs.append(all_reduce_add_rms_norm(buffers, 1, part, total, weight, EPS, pieces=pieces))
+        assert (buffers.rows_of(1, (buffers.rank + 1) % 3, buffers.rank) == 0).all()
+    deliver(ranks, 1, [part + 0.0 for part in parts])
+    expected = residual.clone()
+    out = all_reduce_add_rms_norm(ranks[0], 1, parts[0], expected, weight, EPS)
+    for total, normed in zip(sums, outs, strict=True):
+        assert torch.equal(total, expected) and torch.equal(normed, out)
+
+
+def test_a_piece_that_has_not_come_is_waited_for(device: str):
+    buffers, other = group_of(2, 8, 64, FP32, device)
+    part, weight = torch.ones(8, 64, device=device), torch.ones(64, device=device)
+    copies, theirs = PieceCopies(buffers), PieceCopies(other)
+    for pieces_sent in (1, 2):
+        pieces = copies.begin(8, 4)
+        assert pieces is not None and theirs.begin(8, 4) == pieces == Pieces(4, pieces.flag)
+        for rows in list(pieces.slices(8))[:pieces_sent]:
+            theirs.send(0, pieces, part, rows)
+        buffers.limit_waits(20)
+        all_reduce_add_rms_norm(buffers, 0, part, part.clone(), weight, EPS, pieces=pieces)
+        assert buffers.gave_up == (pieces_sent == 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "least", "pieces"),
+    [
+        (2047, 1024, []),
+        (2048, 1024, [1024, 1024]),
+        (3000, 1024, [1536, 1464]),
+        (5000, 1024, [1280, 1280, 1280, 1160]),
+        (8192, 1024, [2048] * 4),
+        (8193, 1024, []),
+    ],
+)
+def test_pieces_are_whole_tiles_and_at_most_four(count: int, least: int, pieces: list[int]):
+    copies = PieceCopies(group_of(2, 8192, 8, FP16, "cpu")[0])
+    found = copies.begin(count, least)
+    sizes = [] if found is None else [each.stop - each.start for each in found.slices(count)]
+    assert sizes == pieces
+
+
+def test_a_buffer_has_room_for_the_rows_of_every_other_rank(device: str):
+    ranks = group_of(3, 5, 96, FP16, device)
     buffers = ranks[0]
-    for turn, value in ((0, 1.0), (1, 2.0)):
-        buffers.part(turn, 5).fill_(value)
-    assert (buffers.part(0, 5) == 1).all() and (buffers.part(1, 5) == 2).all()
-    pad = buffers.memory[2 * buffers.turn_elements * 2 :]
-    assert not pad.any() and pad.numel() == 2 * 1024 * 4
-    assert int(buffers.pads[0]) == pad.data_ptr() and pad.data_ptr() % 16 == 0
+    starts = [
+        buffers.rows_of(turn, sender, receiver).data_ptr()
+        for turn in range(2)
+        for sender in range(3)
+        for receiver in range(3)
+        if sender != receiver
+    ]
+    assert len(set(starts)) == len(starts) == 12 and not any(start % 16 for start in starts)
+    assert buffers.rows_of(0, 1, 2).shape == (5, 96)
+    turn_at, slot = buffers.offsets(1)
+    assert turn_at == 2 * slot == 2 * 6 * 96
+    flags = buffers.flags_of(1, 2, 0)
+    assert flags.shape == (8,) and flags.dtype == torch.int32
+    assert flags.data_ptr() == buffers.rows_of(1, 2, 0).data_ptr() + 5 * 96 * 2
 
 
 def test_no_rows_launch_nothing(device: str):
     buffers = group_of(2, 5, 96, FP32, device)[0]
     empty = torch.empty(0, 96, device=device)
-    # With the barrier: it would wait for another rank for ever.
-    assert all_reduce_add_rms_norm(buffers, 0, empty, torch.ones(96), EPS).shape == (0, 96)
+    # It would wait for another rank for ever.
+    assert all_reduce_add_rms_norm(buffers, 0, empty, empty, torch.ones(96), EPS).shape == (0, 96)
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="the ranks are interpreted")
@@ -157,11 +263,10 @@ def test_processes_that_are_late_by_turns_get_the_same_bits_of_every_call(
     tmp_path: Path, world: int
 ):
     calls = 40
-    size = allocation_bytes(
-        all_reduce_ranks.MAX_ROWS, all_reduce_ranks.SIZE, all_reduce_ranks.DTYPE, world
-    )
+    shape = buffer_shape(all_reduce_ranks.MAX_ROWS, all_reduce_ranks.SIZE, world)
+    empty = torch.full(shape, -0.0, dtype=all_reduce_ranks.DTYPE).numpy().tobytes()
     for rank in range(world):
-        (tmp_path / f"{rank}.memory").write_bytes(bytes(size))
+        (tmp_path / f"{rank}.memory").write_bytes(empty)
     module = "tests.support.parallel.all_reduce_ranks"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     processes = [

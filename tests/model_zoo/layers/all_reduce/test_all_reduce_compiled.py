@@ -17,6 +17,7 @@ NAMES = (
     "all_reduce_add_norm over 4",
     "all_reduce_add_norm_quantize over 2",
 )
+IN_PIECES = "all_reduce_add_norm in pieces over 2"
 pytestmark = pytest.mark.slow
 
 
@@ -24,36 +25,50 @@ pytestmark = pytest.mark.slow
 def shipped() -> dict[str, list[dict[str, Any]]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *NAMES]
+    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *NAMES, IN_PIECES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_parts_are_read_by_16_bytes_and_nothing_is_spilled(
+def test_rows_are_read_and_sent_by_16_bytes_and_nothing_is_spilled(
     shipped: dict[str, list[dict[str, Any]]], name: str
 ):
     (kernel,) = shipped[name]
-    operations, world = kernel["operations"], int(name[-1])
+    operations, others = kernel["operations"], int(name[-1]) - 1
     assert kernel["stack"] == 0
-    # Rows of 4096: 4 loads a thread of the weight, of the residual and of each rank's part.
-    assert sum(each.startswith("LDG.E.128") for each in operations) == 4 * (world + 2)
-    assert not any(each.startswith("LDG.E.U16") for each in operations)
+    # Rows of 4096: 4 loads a thread of the weight, of the residual, and of the part, which is read
+    # to be added and in three places to be sent: the first two rows, and the next one in the loop.
+    assert operations.count("LDG.E.128") == 4 * (3 + 3)
+    # What comes is read once, and again while it is waited for; never from the first cache.
+    assert operations.count("LDG.E.128.STRONG.SYS") == 2 * 4 * others
+    # To each of the others, over what has come from it, and the sum; a norm that is not quantized.
+    norms = 0 if "quantize" in name else 4
+    assert operations.count("STG.E.128") >= 4 * ((3 + 1) * others + 1) + norms
+    assert not any(each.startswith(("LDG.E.U16", "STG.E.U16")) for each in operations)
     # Two programs of every SM are resident: each waits for its counterpart on the other ranks.
-    assert kernel["resident"] >= 4
+    assert kernel["resident"] >= 2
+
+
+def test_rows_that_were_copied_are_read_once_behind_their_flag(
+    shipped: dict[str, list[dict[str, Any]]],
+):
+    (kernel,) = shipped[IN_PIECES]
+    operations = kernel["operations"]
+    assert kernel["stack"] == 0 and kernel["resident"] >= 2
+    assert operations.count("LDG.E.128.STRONG.SYS") == 4
+    # The first cache has nothing from before the flag.
+    flag = operations.index("LDG.E.STRONG.SYS")
+    assert "CCTL.IVALL" in operations[flag : operations.index("LDG.E.128.STRONG.SYS")]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_thread_can_read_an_epoch_that_another_one_has_already_raised(
+def test_no_thread_overwrites_what_another_one_has_not_read(
     shipped: dict[str, list[dict[str, Any]]], name: str
 ):
-    """All threads read it, one writes it: a barrier stands between."""
-    (kernel,) = shipped[name]
-    operations = kernel["operations"]
-    reads = operations.index("LDG.E")
-    written = operations.index("STG.E")
-    assert any(each.startswith("BAR.SYNC") for each in operations[reads:written])
-    # Signals: a fence for the system before each, and what is read is not in the first cache.
-    assert sum("EXCH.STRONG.SYS" in each for each in operations) == int(name[-1]) - 1
-    assert "MEMBAR.ALL.SYS" in operations[: operations.index("CCTL.IVALL")]
+    """All threads have seen that all has come when a thread says that nothing has."""
+    operations = shipped[name][0]["operations"]
+    last = max(i for i, each in enumerate(operations) if each == "LDG.E.128.STRONG.SYS")
+    store = operations.index("STG.E.128", last)
+    assert any(each.startswith("BAR.SYNC") for each in operations[last:store])

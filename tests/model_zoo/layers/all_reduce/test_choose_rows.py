@@ -47,6 +47,7 @@ def test_the_largest_number_of_rows_is_measured(most: int, measured: list[int]):
 def test_buffers_have_the_rows_of_a_step_or_as_many_as_fit():
     import torch
 
-    assert rows_of_buffers(512, 4096, torch.bfloat16, 32 << 20) == 512
-    assert rows_of_buffers(8192, 4096, torch.bfloat16, 32 << 20) == 4096
-    assert rows_of_buffers(8192, 8192, torch.bfloat16, 32 << 20) == 2048
+    assert rows_of_buffers(512, 4096, torch.bfloat16, 2, 32 << 20) == 512
+    assert rows_of_buffers(8192, 4096, torch.bfloat16, 2, 32 << 20) == 4096
+    assert rows_of_buffers(8192, 8192, torch.bfloat16, 2, 32 << 20) == 2048
+    assert rows_of_buffers(8192, 8192, torch.bfloat16, 5, 32 << 20) == 512

@@ -59,7 +59,7 @@ def test_prompt_and_answer_are_those_of_transformers():
     for end in (70, 71, 72, 73, 74, 75):  # the cache of transformers takes one token at a time
         part = x[:, begin:end]
         with torch.no_grad():
-            expected = layer(part, cache_params=cache)[0]
+            expected = layer(part, cache)[0]
             projections = [
                 linear(part[0])
                 for linear in (

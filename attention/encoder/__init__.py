@@ -1,0 +1,1 @@
+"""Attention of encoders: packed sequences, without a mask, without a KV cache."""
