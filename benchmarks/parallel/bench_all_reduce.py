@@ -11,12 +11,7 @@ For each number of rows, microseconds a call in a CUDA graph, as the slowest ran
   norm       add_rms_norm alone: what of the others is no communication
 
 A graph has CALLS calls, one after the other as the layers of a model.  --check compares the results
-with those of NCCL first.
-
-Then, of each number of rows that can be divided, a product of so many rows with its sum, launched
-one by one: as one product and the kernel or NCCL after it, and in pieces; and the product alone.
-
-If $OUT is set, all_reduce.json is written there.
+with those of NCCL first.  If $OUT is set, all_reduce.json is written there.
 """
 
 from __future__ import annotations
@@ -35,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor, multiprocessing
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
-from model_zoo.layers.all_reduce.partial_sum import FusedSums
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, rendezvous
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
@@ -102,57 +96,6 @@ def calls_of(buffers: SymmetricBuffers, rows: int, symmetric: Tensor) -> dict[st
     }
 
 
-def products_of(sums: FusedSums, rows: int, inputs: int) -> dict[str, Call]:
-    """What is timed of a product x [rows, inputs] W^T and its sum."""
-    size = sums.buffers.size
-    x, weight = (
-        torch.randn(count, inputs, dtype=DTYPE, device="cuda") / inputs**0.5
-        for count in (rows, size)
-    )
-    residual = torch.randn(rows, size, dtype=DTYPE, device="cuda")
-    scale = torch.ones(size, dtype=DTYPE, device="cuda")
-
-    def nccl(index: int) -> None:
-        y = torch.mm(x, weight.t())
-        dist.all_reduce(y)
-        add_rms_norm(y, residual, scale, EPS)
-
-    def kernel(index: int) -> None:
-        partial = sums.begin(torch.mm(x, weight.t()))
-        assert partial is not None
-        partial.add_rms_norm(residual, scale, EPS)
-
-    def pieces(index: int) -> None:
-        partial = sums.begin_in_pieces(x)
-        assert partial is not None
-        for piece in partial.slices():
-            torch.mm(x[piece], weight.t(), out=partial.part[piece])
-            partial.send(piece)
-        partial.add_rms_norm(residual, scale, EPS)
-
-    product = lambda index: torch.mm(x, weight.t())  # noqa: E731
-    return {"product": product, "nccl": nccl, "kernel": kernel, "pieces": pieces}
-
-
-def launched_us(call: Call) -> float:
-    """Microseconds a call of the slowest rank: CALLS of them, launched while the GPU is busy."""
-    for index in range(2):
-        call(index)
-    times = []
-    for _ in range(RUNS):
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for index in range(CALLS):
-            call(index)
-        torch.cuda.synchronize()
-        times.append((time.perf_counter() - began) / CALLS * 1e6)
-    slowest = torch.tensor(statistics.median(times), device="cuda")
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return float(slowest)
-
-
 def check(buffers: SymmetricBuffers, rows: int) -> None:
     """Both turns against NCCL's sum in float32."""
     weight = torch.ones(buffers.size, dtype=DTYPE, device="cuda")
@@ -195,16 +138,6 @@ def measure(rank: int, arguments: argparse.Namespace, store: str) -> None:
         if rank == 0:
             columns = "  ".join(f"{name} {us:6.1f}" for name, us in times.items())
             print(f"{rows:5} x {size}  {columns}  us", flush=True)
-    sums = FusedSums(buffers)
-    for rows in (rows for rows in arguments.rows if rows >= 2 * sums.piece_rows):
-        times = {
-            name: launched_us(call)
-            for name, call in products_of(sums, rows, arguments.inputs).items()
-        }
-        found.append({"rows": rows, "size": size, "inputs": arguments.inputs, **times})
-        if rank == 0:
-            columns = "  ".join(f"{name} {us:6.1f}" for name, us in times.items())
-            print(f"{rows:5} x {arguments.inputs} x {size}  {columns}  us", flush=True)
     if rank == 0 and (out := os.environ.get("OUT")):
         Path(out, "all_reduce.json").write_text("\n".join(map(json.dumps, found)) + "\n")
     dist.barrier()
@@ -216,7 +149,6 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rows", type=lambda text: [*map(int, text.split(","))], default=ROWS)
     parser.add_argument("--size", type=int, default=4096)
-    parser.add_argument("--inputs", type=int, default=2048, help="of the products, on a rank")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     count = torch.cuda.device_count()

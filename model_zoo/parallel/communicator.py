@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums, PartialSum
+from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums
 
 
 class Communicator(Protocol):
@@ -27,13 +27,6 @@ class Communicator(Protocol):
         """The sum of a product's parts [T, N] over all ranks, which the next norm may compute."""
         ...
 
-    def in_pieces(self, x: Tensor) -> PartialSum | None:
-        """The same of products of x [T, in] that are still to be computed, piece by piece.
-
-        None: use for_norm
-        """
-        ...
-
 
 class Alone:
     """Of a model that is on one device."""
@@ -46,9 +39,6 @@ class Alone:
 
     def for_norm(self, part: Tensor) -> Tensor:
         return part
-
-    def in_pieces(self, x: Tensor) -> None:
-        return None
 
 
 class ProcessGroupCommunicator:
@@ -72,9 +62,6 @@ class ProcessGroupCommunicator:
     def for_norm(self, part: Tensor) -> Addend:
         partial = None if self.fused is None else self.fused.begin(part)
         return self.all_reduce(part) if partial is None else partial
-
-    def in_pieces(self, x: Tensor) -> PartialSum | None:
-        return None if self.fused is None else self.fused.begin_in_pieces(x)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.fused is not None:

@@ -7,8 +7,7 @@
 #             its type; with POST_WEIGHT the parts' sum is rounded and normed first.  The norm as in
 #             add_rms_norm.  All ranks compute the same operations, and get the same bits
 #   order     a program has sent AHEAD rows more than it has added, so that NVLink carries some
-#             while others are added (sum_of_row.py).  Of a part IN_PIECES the rows are copied
-#             (pieces.py), and it waits for flags
+#             while others are added (sum_of_row.py)
 #   wait      without a limit, as NCCL's, or as long as LIMIT[0] says: then a program goes on with
 #             what is there, and says so in LIMIT[1].  Limits are in microseconds on a GPU, and in
 #             polls where the kernel is interpreted.  Once a program has given up none waits for
@@ -24,20 +23,18 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.all_reduce.pieces import Pieces
-from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row, wait_for_piece
+from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 AHEAD = 2  # rows that a program has sent before it waits for the first
 
 
-@triton.jit(do_not_specialize=["rows", "turn_at", "slot", "piece_rows", "flag"])
+@triton.jit(do_not_specialize=["rows", "turn_at", "slot"])
 def _all_reduce_add_rms_norm(
-    PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, OUT, eps, rows, turn_at, slot, piece_rows,
-    flag, part_row, residual_row, out_row, RANK: tl.constexpr, WORLD: tl.constexpr,
-    N: tl.constexpr, BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr, IN_PIECES: tl.constexpr,
-    AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, OUT, eps, rows, turn_at, slot, part_row,
+    residual_row, out_row, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
+    BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -48,29 +45,18 @@ def _all_reduce_add_rms_norm(
         post_weight = tl.load(POST_WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    if not IN_PIECES:
-        for ahead in tl.static_range(AHEAD):
-            row = (program + ahead * programs).to(tl.int64)
-            send_row(
-                PART, MEMORIES, turn_at, slot, row, rows, part_row, column, mask, RANK, WORLD, N
-            )
-    came = -1
+    for ahead in tl.static_range(AHEAD):
+        row = (program + ahead * programs).to(tl.int64)
+        send_row(PART, MEMORIES, turn_at, slot, row, rows, part_row, column, mask, RANK, WORLD, N)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
-        if IN_PIECES:
-            piece = (row // piece_rows).to(tl.int32)
-            if piece != came:
-                wait_for_piece(PART, MEMORIES, LIMIT, turn_at, slot, piece, flag, RANK, WORLD, N)
-                came = piece
-        else:
-            next_row = row + AHEAD * programs
-            send_row(
-                PART, MEMORIES, turn_at, slot, next_row, rows, part_row, column, mask, RANK, WORLD,
-                N,
-            )  # fmt: skip
+        next_row = row + AHEAD * programs
+        send_row(
+            PART, MEMORIES, turn_at, slot, next_row, rows, part_row, column, mask, RANK, WORLD, N
+        )
         total = sum_of_row(
             PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
-            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE, IN_PIECES,
+            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE,
         )  # fmt: skip
         out = OUT + row * out_row + column
         tl.store(out, rms_norm(total, weight, eps, N, PLUS_ONE), mask=mask)
@@ -86,7 +72,6 @@ def all_reduce_add_rms_norm(
     *,
     post_weight: Tensor | None = None,
     plus_one: bool = False,
-    pieces: Pieces | None = None,
 ) -> Tensor:
     """residual += the sum of all ranks' parts; returns rms_norm(residual) * weight.
 
@@ -96,7 +81,6 @@ def all_reduce_add_rms_norm(
                     ranks
     weight:         [N]; post_weight [N] of a norm of the parts' sum, before it is added, or None
     plus_one:       both norms multiply by their weight + 1
-    pieces:         in which the part has been copied to the other ranks; None: this sends it
     """
     check_operands(buffers, part, residual, weight, post_weight)
     rows, size = residual.shape
@@ -106,18 +90,13 @@ def all_reduce_add_rms_norm(
     block = triton.next_power_of_2(size)
     _all_reduce_add_rms_norm[(min(rows, buffers.programs),)](
         part, buffers.addresses, buffers.limit, residual, weight, post_weight, out, eps, rows,
-        *buffers.offsets(turn), *pieces_of(pieces), part.stride(0), residual.stride(0),
-        out.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,
-        PLUS_ONE=plus_one, IN_PIECES=pieces is not None, AHEAD=AHEAD,
+        *buffers.offsets(turn), part.stride(0), residual.stride(0), out.stride(0),
+        RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block, PLUS_ONE=plus_one,
+        AHEAD=AHEAD,
         num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
         **dependent_launch(residual.device),
     )  # fmt: skip
     return out
-
-
-def pieces_of(pieces: Pieces | None) -> tuple[int, int]:
-    """Rows of a piece, and its flag."""
-    return (1, 0) if pieces is None else (pieces.rows, pieces.flag)
 
 
 def check_operands(

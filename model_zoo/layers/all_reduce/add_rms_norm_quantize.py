@@ -47,7 +47,7 @@ def _all_reduce_add_rms_norm_quantize(
         mask = (column < N) & (row < M)
         total = sum_of_row(
             PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
-            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE, False,
+            residual_row, column, mask, RANK, WORLD, N, PLUS_ONE,
         )  # fmt: skip
         x = rms_norm(total, weight, eps, N, PLUS_ONE)
         write_codes(x, CODES, SCALES, ZEROS, row, rows, 0, N, BLOCK, GROUP)

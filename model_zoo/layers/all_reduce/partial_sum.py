@@ -6,16 +6,12 @@ they send: no all-reduce is launched, and the sum is not stored and read again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.pieces import PieceCopies, Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
-
-PIECE_ROWS = 1024  # of fewer the tiles of a product do not fill a GPU
 
 if TYPE_CHECKING:
     from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
@@ -23,26 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """part    [T, N]: what this rank adds
-    turn    of the buffers
-    pieces  in which it is copied to the other ranks; None: the norm sends it
+    """part  [T, N]: what this rank adds
+    turn  of the buffers
     """
 
     buffers: SymmetricBuffers
     turn: int
     part: Tensor
-    pieces: Pieces | None = None
-    copies: PieceCopies | None = None
-
-    def slices(self) -> Iterator[slice]:
-        """The rows of each piece; of a part that is begun in pieces."""
-        assert self.pieces is not None
-        return self.pieces.slices(len(self))
-
-    def send(self, rows: slice) -> None:
-        """Copy a piece to the other ranks, after what the current stream has computed."""
-        assert self.pieces is not None and self.copies is not None
-        self.copies.send(self.turn, self.pieces, self.part, rows)
 
     def __len__(self) -> int:
         return len(self.part)
@@ -64,12 +47,6 @@ class PartialSum:
         assert len(residual) == len(self)
         options = {"post_weight": post_weight, "plus_one": plus_one}
         arguments = self.buffers, self.turn, self.part, residual, weight, eps
-        if scales is not None and self.pieces is not None:
-            from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
-
-            normed = self.add_rms_norm(residual, weight, eps, **options)
-            assert isinstance(normed, Tensor)
-            return quantize_rows(normed, scales)
         if scales is not None:
             from model_zoo.layers.all_reduce.add_rms_norm_quantize import (
                 all_reduce_add_rms_norm_quantize,
@@ -78,7 +55,7 @@ class PartialSum:
             return all_reduce_add_rms_norm_quantize(*arguments, scales, **options)
         from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 
-        return all_reduce_add_rms_norm(*arguments, **options, pieces=self.pieces)
+        return all_reduce_add_rms_norm(*arguments, **options)
 
 
 # What a norm adds to the residual: a whole output, or this rank's part of it.
@@ -88,36 +65,19 @@ Addend = Tensor | PartialSum
 class FusedSums:
     """The sums over ranks that norms compute: of how many rows, and in which of the buffers.
 
-    max_rows    products of more rows are summed by the library; at most those of the buffers
-    piece_rows  products of at least two pieces of so many rows can be copied piece by piece
+    max_rows  products of more rows are summed by the library; at most those of the buffers
     """
 
     def __init__(self, buffers: SymmetricBuffers) -> None:
-        self.buffers, self.max_rows, self.piece_rows = buffers, buffers.max_rows, PIECE_ROWS
-        self._copies = PieceCopies(buffers)
+        self.buffers, self.max_rows = buffers, buffers.max_rows
         self._turn = 0
 
     def begin(self, part: Tensor) -> PartialSum | None:
         """The sum of this part [T, N] and those of the other ranks; None: the library adds."""
         if not 0 < len(part) <= self.max_rows:  # of no rows no rank would wait for another
             return None
-        return PartialSum(self.buffers, self._next_turn(), part)
-
-    def begin_in_pieces(self, x: Tensor) -> PartialSum | None:
-        """The sum of products of x [T, in], which are still to be computed: the rows in each of
-        `slices` are to be sent as soon as they are.
-
-        None: there are too few rows, or a CUDA graph is being captured
-        """
-        pieces = self._copies.begin(len(x), self.piece_rows)
-        if pieces is None:
-            return None
-        part = x.new_empty(len(x), self.buffers.size)
-        return PartialSum(self.buffers, self._next_turn(), part, pieces, self._copies)
-
-    def _next_turn(self) -> int:
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        return turn
+        return PartialSum(self.buffers, turn, part)
 
     def restart(self) -> None:
         """Begin with the first buffer: after a sum of the library, in which all ranks take part,

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
-from model_zoo.layers.all_reduce.pieces import PieceCopies, Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers, first_problem
 
 ROWS = (1, 8, 128, 2048)  # and as many as the buffers have, if that is less
@@ -24,7 +23,6 @@ CALLS = 2 * TURNS  # of each number of rows, without a pause between them
 LIMIT = 5_000_000  # microseconds on a GPU, polls where the kernel is interpreted
 EPS = 1e-6
 AT_ONCE = 1  # a limit with which no call waits
-PIECE_ROWS = 64  # least rows of a piece
 
 AllReduce = Callable[[Tensor], Tensor]  # of the library
 Exchange = Callable[[str], list[str]]  # the texts of all ranks, in their order; waits for all
@@ -86,27 +84,19 @@ def _compile(buffers: SymmetricBuffers, plus_one: bool) -> str:
     buffers.limit_waits(AT_ONCE)
     residual, weight = _shared(buffers, 1, 0)
     part = _part(buffers, 1, 0)
-    for pieces in (None, Pieces(1, 1)):
-        all_reduce_add_rms_norm(
-            buffers, 0, part, residual, weight, EPS, plus_one=plus_one, pieces=pieces
-        )
+    all_reduce_add_rms_norm(buffers, 0, part, residual, weight, EPS, plus_one=plus_one)
     _synchronize(buffers)
     return ""
 
 
 def _call(buffers: SymmetricBuffers, called: list[Called], plus_one: bool) -> str:
-    """Fill `called`: for each number of rows, the last TURNS calls in pieces."""
-    copies = PieceCopies(buffers)
+    """Fill `called`."""
     for rows in sorted({min(rows, buffers.max_rows) for rows in ROWS}):
         for call in range(CALLS):
             turn, part = call % TURNS, _part(buffers, rows, call)
             total, weight = _shared(buffers, rows, call)
-            pieces = copies.begin(rows, PIECE_ROWS) if call >= CALLS - TURNS else None
-            if pieces is not None:
-                for piece in pieces.slices(rows):
-                    copies.send(turn, pieces, part, piece)
             out = all_reduce_add_rms_norm(
-                buffers, turn, part, total, weight, EPS, plus_one=plus_one, pieces=pieces
+                buffers, turn, part, total, weight, EPS, plus_one=plus_one
             )
             called.append(Called(rows, call, total, out))
     _synchronize(buffers)

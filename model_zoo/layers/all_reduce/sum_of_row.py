@@ -1,9 +1,7 @@
 """The jitted parts that kernels of sums over ranks share: sending rows, and adding what comes.
 
-send_row         writes a row into the memory of all other ranks
-wait_for_piece   waits until copies of all other ranks have come (pieces.py)
-sum_of_row       waits for a row of all others, unless that has been done, adds it, and says in its
-                 memory that nothing has come
+send_row     writes a row into the memory of all other ranks
+sum_of_row   waits for a row of all others, adds it, and says in its memory that nothing has come
 
 -0.0 in the receiver's memory says that a number has not come, so that data and signal are one store
 (TensorRT-LLM calls this the Lamport protocol).  A buffer that a call has read is written again two
@@ -106,52 +104,22 @@ def receive(at, LIMIT, mask):
 
 
 @triton.jit
-def wait_for_piece(
-    PART, MEMORIES, LIMIT, turn_at, slot, piece, flag, RANK: tl.constexpr, WORLD: tl.constexpr,
-    N: tl.constexpr,
-):  # fmt: skip
-    """Wait until a piece of all other ranks has come, or LIMIT says that it is over."""
-    dtype: tl.constexpr = PART.dtype.element_ty
-    for rank in tl.static_range(WORLD):
-        if rank != RANK:
-            flags = row_of(MEMORIES[RANK], dtype, rank, RANK, turn_at, slot, slot // N - 1, N)
-            word = flags.to(tl.pointer_type(tl.int32)) + piece
-            waits = tl.atomic_add(word, 0, sem="acquire", scope="sys") != flag
-            if waits:
-                began, polls = now(), tl.full((), 0, tl.int64)
-                while waits:
-                    waits = tl.atomic_add(word, 0, sem="acquire", scope="sys") != flag
-                    polls += 1
-                    waits = waits & (is_over(waits, began, polls, LIMIT) == 0)
-
-
-@triton.jit
 def sum_of_row(
     PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row, residual_row,
     column, mask, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr, PLUS_ONE: tl.constexpr,
-    IN_PIECES: tl.constexpr,
 ):  # fmt: skip
-    """The residual + all parts of a row, or + the norm of their sum; stored in the residual.
-
-    IN_PIECES: wait_for_piece has waited for it, and it may have -0.0
-    """
+    """The residual + all parts of a row, or + the norm of their sum; stored in the residual."""
     dtype: tl.constexpr = PART.dtype.element_ty
     residual_at = RESIDUAL + row * residual_row + column
     total = tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
-    if IN_PIECES:
-        own = tl.load(PART + row * part_row + column, mask=mask, other=0.0)
-    else:
-        own = part_of_row(PART, row, part_row, column, mask)
+    own = part_of_row(PART, row, part_row, column, mask)
     parts = tl.zeros([column.shape[0]], tl.float32)
     for rank in tl.static_range(WORLD):
         if rank == RANK:
             parts += own.to(tl.float32)
         else:
             at = row_of(MEMORIES[RANK], dtype, rank, RANK, turn_at, slot, row, N) + column
-            if IN_PIECES:
-                part = tl.load(at, mask=mask, other=0.0, volatile=True)
-            else:
-                part = receive(at, LIMIT, mask)
+            part = receive(at, LIMIT, mask)
             parts += part.to(tl.float32)
             tl.store(at, negative_zeros(part), mask=mask)
     if post_weight is not None:

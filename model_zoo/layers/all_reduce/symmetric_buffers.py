@@ -1,19 +1,16 @@
 """SymmetricBuffers: memory of a rank that all ranks of a group write into, for the parts of a sum.
 
 A rank's allocation has room for the rows of every other rank, in two buffers, which calls use in
-turns.  Peers write there over NVLink, at addresses that do not change: a CUDA graph may hold them.
-
-Kernels write rows by plain stores.  -0.0 says that nothing has come: senders write 0.0 in its
-place, and the receiver restores it, so that no signal is sent beside the data.  Copies (pieces.py)
-write whatever a part has, and then a flag for each piece, in a last row that is no data.
+turns.  Peers write there by plain stores over NVLink, at addresses that do not change: a CUDA graph
+may hold them.  -0.0 says that nothing has come: senders write 0.0 in its place, and the receiver
+restores it, so that no signal is sent beside the data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from itertools import count
 from typing import Protocol
 
 import torch
@@ -21,7 +18,6 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 TURNS = 2
-MAX_PIECES = 8  # that a part is copied in
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
 # All programs of a launch must be resident: each waits for its counterpart.  Of wider rows, and
 # with two norms, one fits on an SM.
@@ -36,12 +32,11 @@ class SymmetricBuffers:
     """What one rank knows of the allocations of all.
 
     memories   the allocations of all ranks as this process sees them, each [TURNS, world - 1,
-               max_rows + 1, size]: rows of the other ranks, in their order, and a row of flags
+               max_rows, size]: rows of the other ranks, in their order
     addresses  of the memories
     limit      [2] int32 on the device: microseconds that a program waits for other ranks, 0: for
                ever; and whether one has come to it
     programs   of a launch, at most: the same on all ranks
-    copied     numbers the parts that have been copied
     """
 
     memories: tuple[Tensor, ...]
@@ -49,7 +44,6 @@ class SymmetricBuffers:
     limit: Tensor
     rank: int
     programs: int
-    copied: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
     def memory(self) -> Tensor:
@@ -62,7 +56,7 @@ class SymmetricBuffers:
 
     @property
     def max_rows(self) -> int:
-        return self.memory.shape[2] - 1
+        return self.memory.shape[2]
 
     @property
     def size(self) -> int:
@@ -79,13 +73,6 @@ class SymmetricBuffers:
 
     def rows_of(self, turn: int, sender: int, receiver: int) -> Tensor:
         """[max_rows, size] where the part of one rank comes to another."""
-        return self._slot(turn, sender, receiver)[:-1]
-
-    def flags_of(self, turn: int, sender: int, receiver: int) -> Tensor:
-        """[MAX_PIECES] int32 beside them."""
-        return self._slot(turn, sender, receiver)[-1].view(torch.int32)[:MAX_PIECES]
-
-    def _slot(self, turn: int, sender: int, receiver: int) -> Tensor:
         assert sender != receiver
         return self.memories[receiver][turn, sender - (sender > receiver)]
 
@@ -225,7 +212,7 @@ def rows_of_buffers(tokens: int, size: int, dtype: torch.dtype, world: int, max_
 
 def buffer_shape(max_rows: int, size: int, world: int) -> Shape:
     """Of the allocation of one rank."""
-    return TURNS, world - 1, max_rows + 1, size
+    return TURNS, world - 1, max_rows, size
 
 
 def _programs(device: torch.device, size: int) -> int:

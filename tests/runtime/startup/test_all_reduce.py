@@ -158,10 +158,9 @@ def test_a_plan_counts_the_buffers_of_every_rank():
         engine = EngineConfig(model="m", **requested)
         return sum_bytes(engine, config, torch.bfloat16, 2048)
 
-    # Each has a row of flags.
-    assert counted(2) == 2 * (2048 + 1) * 4096 * 2
+    assert counted(2) == 2 * 2048 * 4096 * 2
     assert counted(4) == 3 * counted(2)
     # 128 MiB are the rows of nine other ranks.
-    assert counted(10) == 2 * 9 * (2**27 // (9 * 8192) + 1) * 8192
+    assert counted(10) == 2 * 9 * (2**27 // (9 * 8192)) * 8192
     assert counted(1) == counted(2, disable_custom_all_reduce=True) == 0
     assert counted(2, deterministic=True) == 0

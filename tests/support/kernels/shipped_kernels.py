@@ -9,7 +9,6 @@ import torch
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
-from model_zoo.layers.all_reduce.pieces import Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, buffer_shape
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
@@ -100,9 +99,7 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_all_reduce_add_norm(
-    world: int, kind: ScaleKind | None = None, pieces: Pieces | None = None
-) -> None:
+def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
     buffers = SymmetricBuffers(
         memories=(tensor(*buffer_shape(TOKENS, 4096, world)),) * world,
         addresses=(1 << 40,) * world,
@@ -112,7 +109,7 @@ def call_all_reduce_add_norm(
     )
     x, weight = tensor(TOKENS, 4096), tensor(4096)
     if kind is None:
-        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6, pieces=pieces)
+        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6)
     else:
         all_reduce_add_rms_norm_quantize(buffers, 1, x, x, weight, 1e-6, kind)
 
@@ -239,7 +236,4 @@ for tokens in (1, TOKENS):
     )
 for world in (2, 4):
     SHIPPED[f"all_reduce_add_norm over {world}"] = partial(call_all_reduce_add_norm, world)
-SHIPPED["all_reduce_add_norm in pieces over 2"] = partial(
-    call_all_reduce_add_norm, 2, pieces=Pieces(16, 3)
-)
 SHIPPED["all_reduce_add_norm_quantize over 2"] = partial(call_all_reduce_add_norm, 2, "block")

@@ -14,13 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from model_zoo.layers.all_reduce import partial_sum
 from runtime.config import EngineConfig
 from runtime.ipc.broadcast import BroadcastReceiver
 from runtime.ranks.group import Ranks
 from runtime.ranks.messages import decode
 from runtime.startup.loading import load
-from tests.support.parallel.mapped_memory import PIECE_ROWS, MappedMemory
+from tests.support.parallel.mapped_memory import MappedMemory
 
 
 def main() -> None:
@@ -28,7 +27,6 @@ def main() -> None:
     ranks = Ranks.join(1, 2, store, device=device, deterministic=False)
     if len(sys.argv) > 5:
         ranks = replace(ranks, rendezvous=MappedMemory(Path(sys.argv[5]), 1))
-        partial_sum.PIECE_ROWS = PIECE_ROWS
     receiver = BroadcastReceiver(memory, pipe, reader=0, readers=1)
     for line in sys.stdin:
         config = msgspec.json.decode(line, type=EngineConfig)

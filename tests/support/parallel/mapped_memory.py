@@ -12,13 +12,12 @@ from torch import Tensor
 from model_zoo.layers.all_reduce.symmetric_buffers import Shape
 
 RANKS = 2
-PIECE_ROWS = 2  # of products that are copied piece by piece, in place of those of a GPU
 
 
 class MappedMemory:
     """As SymmetricMemory of GPUs.  folder: the same for all ranks"""
 
-    max_bytes = 12 * 64 * 4  # few rows of the tiny models, so that prompts have more
+    max_bytes = 8 * 64 * 4  # few rows of the tiny models, so that prompts have more
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._folder, self._rank, self._allocated = folder, rank, 0

@@ -50,9 +50,6 @@ class ThreadCommunicator:
     def for_norm(self, part: Tensor) -> Tensor:
         return self.all_reduce(part)
 
-    def in_pieces(self, x: Tensor) -> None:
-        return None
-
 
 def on_ranks(size: int, work: Callable[[int, ThreadCommunicator], Result]) -> list[Result]:
     """work(rank, communicator) on each rank; raises the error of the rank that failed first."""

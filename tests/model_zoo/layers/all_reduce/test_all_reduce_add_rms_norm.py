@@ -13,7 +13,6 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
-from model_zoo.layers.all_reduce.pieces import PieceCopies, Pieces
 from model_zoo.layers.all_reduce.symmetric_buffers import (
     SymmetricBuffers,
     buffer_shape,
@@ -171,66 +170,6 @@ def test_zeros_of_both_signs_are_sent_and_added_as_zeros(device: str, dtype: tor
     assert torch.equal(came, part) and not torch.signbit(came).any()
 
 
-@pytest.mark.parametrize("rows", [4, 7, 9])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_copied_pieces_are_added_as_rows_that_the_kernel_sends(
-    device: str, dtype: torch.dtype, rows: int
-):
-    torch.manual_seed(rows)
-    ranks = group_of(3, 9, 96, dtype, device)
-    parts = random_parts(ranks, rows)
-    parts[1][0] = -0.0  # would be waited for if no flag said that it has come
-    residual = torch.randn(rows, 96, device=device).to(dtype)
-    weight = torch.randn(96, device=device).to(dtype)
-    sums, outs = [residual.clone() for _ in ranks], []
-    found = [PieceCopies(buffers) for buffers in ranks]
-    divided = [copies.begin(rows, 2) for copies in found]
-    for copies, pieces, part in zip(found, divided, parts, strict=True):
-        assert pieces is not None
-        for piece in pieces.slices(rows):
-            copies.send(1, pieces, part, piece)
-    for buffers, pieces, part, total in zip(ranks, divided, parts, sums, strict=True):
-        outs.append(all_reduce_add_rms_norm(buffers, 1, part, total, weight, EPS, pieces=pieces))
-        assert (buffers.rows_of(1, (buffers.rank + 1) % 3, buffers.rank) == 0).all()
-    deliver(ranks, 1, [part + 0.0 for part in parts])
-    expected = residual.clone()
-    out = all_reduce_add_rms_norm(ranks[0], 1, parts[0], expected, weight, EPS)
-    for total, normed in zip(sums, outs, strict=True):
-        assert torch.equal(total, expected) and torch.equal(normed, out)
-
-
-def test_a_piece_that_has_not_come_is_waited_for(device: str):
-    buffers, other = group_of(2, 8, 64, FP32, device)
-    part, weight = torch.ones(8, 64, device=device), torch.ones(64, device=device)
-    copies, theirs = PieceCopies(buffers), PieceCopies(other)
-    for pieces_sent in (1, 2):
-        pieces = copies.begin(8, 4)
-        assert pieces is not None and theirs.begin(8, 4) == pieces == Pieces(4, pieces.flag)
-        for rows in list(pieces.slices(8))[:pieces_sent]:
-            theirs.send(0, pieces, part, rows)
-        buffers.limit_waits(20)
-        all_reduce_add_rms_norm(buffers, 0, part, part.clone(), weight, EPS, pieces=pieces)
-        assert buffers.gave_up == (pieces_sent == 1)
-
-
-@pytest.mark.parametrize(
-    ("count", "least", "pieces"),
-    [
-        (2047, 1024, []),
-        (2048, 1024, [1024, 1024]),
-        (3000, 1024, [1536, 1464]),
-        (5000, 1024, [1280, 1280, 1280, 1160]),
-        (8192, 1024, [2048] * 4),
-        (8193, 1024, []),
-    ],
-)
-def test_pieces_are_whole_tiles_and_at_most_four(count: int, least: int, pieces: list[int]):
-    copies = PieceCopies(group_of(2, 8192, 8, FP16, "cpu")[0])
-    found = copies.begin(count, least)
-    sizes = [] if found is None else [each.stop - each.start for each in found.slices(count)]
-    assert sizes == pieces
-
-
 def test_a_buffer_has_room_for_the_rows_of_every_other_rank(device: str):
     ranks = group_of(3, 5, 96, FP16, device)
     buffers = ranks[0]
@@ -244,10 +183,7 @@ def test_a_buffer_has_room_for_the_rows_of_every_other_rank(device: str):
     assert len(set(starts)) == len(starts) == 12 and not any(start % 16 for start in starts)
     assert buffers.rows_of(0, 1, 2).shape == (5, 96)
     turn_at, slot = buffers.offsets(1)
-    assert turn_at == 2 * slot == 2 * 6 * 96
-    flags = buffers.flags_of(1, 2, 0)
-    assert flags.shape == (8,) and flags.dtype == torch.int32
-    assert flags.data_ptr() == buffers.rows_of(1, 2, 0).data_ptr() + 5 * 96 * 2
+    assert turn_at == 2 * slot == 2 * 5 * 96
 
 
 def test_no_rows_launch_nothing(device: str):
