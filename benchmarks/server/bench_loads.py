@@ -80,7 +80,9 @@ def server(
     program = f"import sys; from {module} import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "serve", str(model), "--load-format", "dummy"]
     command += ["--port", str(port), *options]
-    environment = {**os.environ, "WAVEFILL_SIMULATED_DEVICE": simulated}
+    environment = dict(os.environ)
+    if simulated:
+        environment["WAVEFILL_SIMULATED_DEVICE"] = simulated
     with log.open("w") as output:
         began = time.monotonic()
         process = subprocess.Popen(

@@ -1,8 +1,9 @@
-"""Candidate GEMMs for a shape, selected by measurements on an H100."""
+"""Candidate GEMMs for a shape, selected by measurements on an H100 and an H200."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -37,6 +38,9 @@ def gemm_candidates(
     if capability == (9, 0):
         rings = next(rings for limit, rings in SKINNY_CONFIGS.items() if rows <= limit)
         others = [whole_tiles(*ring, programs, outputs, inputs) for ring in rings]
+        if others[0].programs < programs < math.ceil(outputs / others[0].block_n):
+            # On all SMs, of which some have a tile less: an H200's memory waits for idle ones.
+            others.insert(1, replace(others[0], programs=programs))
         block_n, block_k, stages, x_stages = rings[-1]
         others.append(SkinnyGemm(block_n, block_k, stages, programs, x_stages=x_stages))
     else:

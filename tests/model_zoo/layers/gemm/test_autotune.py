@@ -172,7 +172,19 @@ def test_whole_tiles_are_shared_by_as_few_programs_as_are_as_fast(outputs: int):
         tiles = -(-outputs // stream.block_n)
         most = -(-tiles // 132)
         assert -(-tiles // stream.programs) == most
-        assert stream.programs == 1 or -(-tiles // (stream.programs - 1)) > most
+        fewest = stream.programs == 1 or -(-tiles // (stream.programs - 1)) > most
+        assert fewest or stream.programs == 132
+
+
+def test_tiles_that_leave_programs_idle_are_tried_on_all_of_them_too():
+    def of_32_rows(outputs: int) -> list[int]:
+        tried = gemm_candidates(132, (9, 0), 8, outputs, 4096)
+        whole = [gemm for gemm in tried if isinstance(gemm, SkinnyGemm) and gemm.block_n == 32]
+        return [gemm.programs for gemm in whole]
+
+    assert of_32_rows(6144) == [96, 132]  # 192 tiles: two each, or one or two
+    assert of_32_rows(4096) == [128] and of_32_rows(3072) == [96]  # no more tiles than programs
+    assert of_32_rows(2 * 132 * 32) == [132]
 
 
 def test_what_is_chosen_for_many_rows_leaves_few_rows_alone():
