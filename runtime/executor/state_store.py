@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import logging
-import mmap
-from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from attention.kv_pool import KVPool
 from attention.state_pool import StatePool, zeros
 from runtime.config import ConfigError
+from runtime.executor.pinned_memory import pinned
 from runtime.memory_plan import size
 from runtime.scheduler.batch import Batch
 from runtime.startup.device import free_bytes
 
 LANES = 2  # states that are on their way between host and device at a time
-PAGE = 4096  # bytes, of the host's memory
-log = logging.getLogger(__name__)
 
 
 class StateStore:
@@ -54,7 +49,10 @@ class StateStore:
                 f"--snapshot-bytes: {count} snapshots of states take {size(needed)}, and the "
                 f"host has {size(available)} left: set a smaller number, or --no-prefix-cache"
             )
-        self._snapshots = tuple(map(_pinned, shapes, dtypes))
+        self._snapshots = tuple(
+            pinned(shape, dtype, what="snapshots of states (--snapshot-bytes)")
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        )
         self._transfers = _Transfers(pool)
 
     def copy(self, batch: Batch, kv: KVPool) -> None:
@@ -145,27 +143,3 @@ class _Transfers:
 def _copy(targets: tuple[Tensor, ...], sources: tuple[Tensor, ...]) -> None:
     for target, source in zip(targets, sources, strict=True):
         target.copy_(source, non_blocking=True)
-
-
-def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Uninitialized pinned memory of about this size.
-
-    PyTorch's own allocator rounds up to a power of two: 5 GiB would be 8.
-    """
-    num_bytes = int(np.prod(shape)) * dtype.itemsize
-    memory = mmap.mmap(-1, -(-num_bytes // PAGE) * PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):  # fewer pages to pin
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    tensor = torch.frombuffer(memory, dtype=torch.uint8)  # it keeps `memory`
-    runtime = torch.cuda.cudart()
-    assert runtime is not None
-    status = runtime.cudaHostRegister(tensor.data_ptr(), len(memory), 0)
-    if int(status) != 0:
-        log.warning(
-            "snapshots of states: %s of memory cannot be pinned (CUDA error %d), so that copies "
-            "hold up steps: check the limit of locked memory (ulimit -l), or set --snapshot-bytes",
-            size(len(memory)), int(status),
-        )  # fmt: skip
-        with suppress(RuntimeError):  # the next kernel's launch finds the error, and forgets it
-            torch.ones(1, device="cuda")
-    return tensor[:num_bytes].view(dtype).view(shape)

@@ -104,3 +104,16 @@ def test_too_little_host_memory_is_an_error_that_names_the_option() -> None:
         pytest.raises(ConfigError, match=r"--snapshot-bytes: 400 snapshots of states take .* left"),
     ):
         StateStore(400, kv.states)
+
+
+@pytest.mark.gpu
+def test_memory_of_a_store_that_is_gone_can_be_pinned_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kv = make_pool("cuda")
+    assert kv.states is not None
+    for _ in range(3):  # the system maps each at the addresses of the one before
+        store = StateStore(4, kv.states)
+        assert all(snapshots.is_pinned() for snapshots in store._snapshots)
+        del store
+    assert not caplog.records
