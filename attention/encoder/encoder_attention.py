@@ -13,8 +13,7 @@ from attention.dispatch import HALF_DTYPES, Machine
 from attention.encoder.seqlens import Seqlens
 
 KernelName = Literal["varlen_hopper", "varlen", "sdpa"]
-HOPPER_HEAD_DIMS = (64, 72, 80)
-USE_HOPPER = True  # False: GPUs of compute capability 9.0 run the plain kernel
+HEAD_DIMS = (64, 72, 80)  # of our kernels
 
 
 def encoder_attention(qkv: Tensor, seqlens: Seqlens, *, kernel: KernelName | None = None) -> Tensor:
@@ -39,13 +38,15 @@ def encoder_attention(qkv: Tensor, seqlens: Seqlens, *, kernel: KernelName | Non
 
 @cache
 def kernel_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> KernelName:
-    """Triton supports GPUs from compute capability 8.0 on; others, and CPUs, run PyTorch's."""
+    """Triton supports GPUs from compute capability 8.0 on; others, and CPUs, run PyTorch's.
+
+    For compute capability 9.0 ptxas compiles the plain kernel wrongly in half precision.
+    """
     machine = Machine.of(device)
     capability = machine.capability
-    if capability is None or capability < (8, 0) or not machine.triton or head_dim > 128:
+    if capability is None or capability < (8, 0) or not machine.triton or head_dim not in HEAD_DIMS:
         return "sdpa"
-    tma = dtype in HALF_DTYPES and head_dim in HOPPER_HEAD_DIMS
-    return "varlen_hopper" if USE_HOPPER and capability[0] == 9 and tma else "varlen"
+    return "varlen_hopper" if capability[0] == 9 and dtype in HALF_DTYPES else "varlen"
 
 
 def _sdpa(qkv: Tensor, seqlens: Seqlens) -> Tensor:

@@ -10,8 +10,10 @@ varlen
   bound     compute: 4 * D * (query, key) pairs floating-point operations a head
   checked   tests/attention/encoder/test_varlen.py against a float64 oracle
 
-Tiles have powers of two columns.  A head of 72 or 80 values is one of 64 and a rest of 16: two
-products for the scores and two for the values, in place of one of 128 columns.
+Heads have 64, 72 or 80 values.  Tiles have powers of two columns: a head of 72 or 80 is one of 64
+and a rest of 16, two products for the scores and two for the values, in place of one of 128
+columns.  For Hopper ptxas 12.8 compiles the rest wrongly in half precision, where few keys are left
+(docs/lab/image-encoder.md); varlen_hopper.py serves these.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from torch import Tensor
 from attention.common.softmax import LOG2E, M_INIT, dot
 from attention.encoder.seqlens import Seqlens
 
-REST = 16  # columns of the second product: the least that tensor cores multiply
+COLUMNS = 64  # of the first product
+REST = 16  # of the second one: the least that tensor cores multiply
 
 
 @triton.jit
@@ -142,25 +145,17 @@ def varlen_config(dtype: torch.dtype) -> VarlenConfig:
     return VarlenConfig(block_m=128, block_n=64, warps=8, stages=3)
 
 
-def columns(head_dim: int) -> tuple[int, int]:
-    """Columns of the two products of a head, powers of two; the second is 0 where there is one."""
-    padded = max(triton.next_power_of_2(head_dim), 16)
-    half = padded // 2
-    return (half, REST) if half >= REST and 0 < head_dim - half <= REST else (padded, 0)
-
-
 def varlen(qkv: Tensor, seqlens: Seqlens, *, config: VarlenConfig | None = None) -> Tensor:
-    """See above: qkv [T, 3, heads, D] -> out [T, heads, D]; D of at most 128."""
+    """See above: qkv [T, 3, heads, D] -> out [T, heads, D]."""
     count, three, heads, head_dim = qkv.shape
-    assert three == 3 and head_dim <= 128
+    assert three == 3 and COLUMNS <= head_dim <= COLUMNS + REST
     assert qkv.stride()[1:] == (heads * head_dim, head_dim, 1)
     config = config or varlen_config(qkv.dtype)
     out = torch.empty(count, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
-    block_d, rest = columns(head_dim)
     _varlen[(triton.cdiv(seqlens.longest, config.block_m), heads, len(seqlens.lens))](
         qkv, out, seqlens.cu_seqlens, qkv.stride(0), head_dim**-0.5 * LOG2E.value,
-        HEADS=heads, D=head_dim, BLOCK_D=block_d, REST=rest, BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n, STAGES=config.stages,
+        HEADS=heads, D=head_dim, BLOCK_D=COLUMNS, REST=REST if head_dim > COLUMNS else 0,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, STAGES=config.stages,
         PRECISION="ieee" if qkv.dtype == torch.float32 else "tf32", num_warps=config.warps,
     )  # fmt: skip
     return out

@@ -164,7 +164,12 @@ def test_attention_of_encoders_keeps_products_in_flight_and_spills_nothing(
     assert gemms >= 32 and waits <= gemms / 4, (gemms, waits)
     assert not count(kernel["operations"], "LDL", "STL") and kernel["stack"] == 0
     assert count(kernel["operations"], "UTMALDG") and count(kernel["operations"], "USETMAXREG")
-    assert not kernel["stray"], "products whose matrix is not where the program has it"
+
+
+def test_every_product_reads_its_matrices_from_where_the_program_has_them(
+    shipped: dict[str, dict[str, Any]],
+):
+    assert {name: kernel["stray"] for name, kernel in shipped.items() if kernel["stray"]} == {}
 
 
 @pytest.mark.parametrize("kv_dtype", [torch.bfloat16, FP8])

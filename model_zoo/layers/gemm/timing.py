@@ -17,6 +17,8 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
+# A replay is long beside its two events: so many calls, or fewer that read so many bytes.
+LONG_BYTES = 1 << 30
 MIN_CALLS, REPLAYS = 6, 5
 # Of many rows, which take longer and vary less.
 MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
@@ -102,7 +104,8 @@ class GemmTimer:
             return replayed_us(graphs, self._calls(), self._replays)
 
     def _calls(self) -> int:
-        return max(self._least, -(-COLD_BYTES // self._weights[0].nbytes))
+        num_bytes = self._weights[0].nbytes
+        return max(-(-COLD_BYTES // num_bytes), min(self._least, -(-LONG_BYTES // num_bytes)))
 
     def _captured(self, gemm: GemmImpl) -> torch.cuda.CUDAGraph:
         self._before.run_with(gemm, self._weights[0], self._bias)  # compiles

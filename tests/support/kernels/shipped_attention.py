@@ -214,7 +214,6 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
 ATTENTION["prefill_hopper d256 bf16"] = partial(call_prefill_hopper, 256, BF16)
 ATTENTION["prefill_hopper d256 fp8"] = partial(call_prefill_hopper, 256, FP8)
 for head_dim in (64, 72, 80):
-    ATTENTION[f"varlen d{head_dim} bf16"] = partial(call_varlen, head_dim, BF16)
     ATTENTION[f"varlen_hopper d{head_dim} bf16"] = partial(
         call_varlen_hopper, head_dim, TWO_CONSUMERS
     )
