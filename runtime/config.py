@@ -124,6 +124,7 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
     image_cache_bytes: int = IMAGE_CACHE_BYTES
     # Of each stage of the image encoder, 10^9 operations for a token of an image, and for a pair.
     encoder_stages: tuple[tuple[float, float], ...] = ()
+    whole_image_tokens: int = 0  # an image of at most so many runs all stages in one step
 
     @property
     def max_tokens_per_row(self) -> int:

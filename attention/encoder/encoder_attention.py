@@ -20,7 +20,7 @@ def encoder_attention(qkv: Tensor, seqlens: Seqlens, *, kernel: KernelName | Non
     """softmax(q k^T / sqrt(head_dim)) v within each sequence -> [T, heads, head_dim].
 
     qkv     [T, 3, heads, head_dim] bf16, fp16 or fp32: queries, keys and values of all sequences;
-            rows at any stride
+            rows at any stride.  SDPA takes no padded ones
     kernel  None: that for the device
     """
     assert qkv.shape[1] == 3 and len(qkv) == seqlens.total
@@ -51,6 +51,7 @@ def kernel_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> Kerne
 
 def _sdpa(qkv: Tensor, seqlens: Seqlens) -> Tensor:
     """One sequence after the other."""
+    assert not seqlens.padded, "lengths are read on the host"
     found: list[Tensor] = []
     for sequence in qkv.split(seqlens.lens):
         q, k, v = (one.transpose(0, 1)[None] for one in sequence.unbind(1))

@@ -15,10 +15,14 @@ class Seqlens:
 
     lens        on the host
     cu_seqlens  [sequences + 1] int32 on the device of the rows
+    padded      all rows, with those behind the last sequence, which nothing attends to and whose
+                outputs may be anything; 0: there are none.  Kernels then take every length from
+                the device, so that a CUDA graph serves any
     """
 
     lens: tuple[int, ...]
     cu_seqlens: Tensor
+    padded: int = 0
 
     @classmethod
     def of(cls, lens: tuple[int, ...], device: torch.device) -> Seqlens:
@@ -28,8 +32,10 @@ class Seqlens:
 
     @property
     def total(self) -> int:
-        return sum(self.lens)
+        """Rows."""
+        return self.padded or sum(self.lens)
 
     @property
     def longest(self) -> int:
-        return max(self.lens)
+        """What kernels are launched for: no sequence has more rows."""
+        return self.padded or max(self.lens)

@@ -1,10 +1,11 @@
 """Time of the image encoder on a GPU, and how near it is to what GEMMs reach.
 
-    python -m benchmarks.images.bench_encoder [--only encoder]
+    python -m benchmarks.images.bench_encoder [--only attention|encoder|graphs]
 
 The limit is the rate of a large GEMM in bfloat16 of PyTorch, timed here.  Images are encoded
 together and one by one, by our attention and by PyTorch's, and from a CUDA graph, which shows what
-launches cost.
+launches cost.  `graphs` is what an engine does with one image: by EncoderGraphs, before its graphs
+are captured and after, beside VisionEncoder alone, which does not pad.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from model_zoo.loader import fill_randomly
 from model_zoo.vision import blocks
 from model_zoo.vision.encoder import VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
+from runtime.cuda_graph.encoder_graphs import EncoderGraphs, graph_rows
+from runtime.cuda_graph.pool import GraphPool
 
 CASES = ((16, 1024), (1, 1024), (16, 256), (1, 256), (1, 128))  # images, pixels of their sides
+SIZES = (  # height and width in pixels of one image: 64 to 4,096 patches
+    (128, 128), (256, 256), (288, 288), (320, 448), (384, 384), (512, 512), (544, 512),
+    (1024, 1024),
+)  # fmt: skip
 
 
 def published() -> VisionConfig:
@@ -108,20 +115,60 @@ def time_encoder(encoder: VisionEncoder, images: list[Tensor], rounds: int, limi
     blocks.encoder_attention = ours
 
 
+def encode(encoder: VisionEncoder | EncoderGraphs, image: Tensor, stages: int) -> Tensor:
+    features = encoder.advance(encoder.begin(image), stages)
+    assert features is not None
+    return features
+
+
+def compare_graphs(encoder: VisionEncoder, rounds: int) -> None:
+    """Print a table of one image at a time: milliseconds as in an engine, and of how many rows."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    shipped = EncoderGraphs(encoder, graph_rows(encoder.config, 4 << 20), device)
+    images = [torch.randint(0, 256, (*size, 3), dtype=torch.uint8, device=device) for size in SIZES]
+    stages = encoder.num_stages
+
+    def times(one: VisionEncoder | EncoderGraphs) -> list[float]:
+        """After a first time, whose kernels may have to be compiled."""
+        runs = [partial(encode, one, image, stages) for image in images]
+        return [(run(), 1000 * seconds_of(run, rounds))[1] for run in runs]
+
+    alone, launched = times(encoder), times(shipped)
+    features = [encode(shipped, image, stages) for image in images]
+    began = time.perf_counter()
+    shipped.capture(GraphPool(device))
+    torch.cuda.synchronize()
+    print(f"{len(shipped.captured)} graphs, captured in {time.perf_counter() - began:.2f} s")
+    replayed = times(shipped)
+    begin = [1000 * seconds_of(partial(shipped.begin, image), rounds) for image in images]
+    print("      pixels  patches   rows    alone   padded    graph    begin   ms")
+    for index, image in enumerate(images):
+        same = torch.equal(encode(shipped, image, stages), features[index])
+        assert same, "a graph gives other features"
+        encoding, size = shipped.begin(image), f"{image.shape[0]} x {image.shape[1]}"
+        took = (each[index] for each in (alone, launched, replayed, begin))
+        columns = " ".join(f"{milliseconds:8.2f}" for milliseconds in took)
+        print(f"{size:>12} {encoding.num_patches:8} {len(encoding.x):6} {columns}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("attention", "encoder"))
+    parser.add_argument("--only", choices=("attention", "encoder", "graphs"))
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
     limit = gemm_rate()
     print(f"{torch.cuda.get_device_name()}: a GEMM runs at {limit / 1e12:.0f} TFLOP/s")
-    if args.only != "encoder":
+    if args.only in (None, "attention"):
         compare(args.rounds)
     if args.only == "attention":
         return
     with torch.device("cuda"):
         encoder = VisionEncoder(published(), torch.bfloat16)
     fill_randomly(encoder)
+    if args.only != "encoder":
+        compare_graphs(encoder, args.rounds)
+    if args.only == "graphs":
+        return
     for count, side in CASES:
         shape = count, side, side, 3
         images = torch.randint(0, 256, shape, dtype=torch.uint8, device="cuda").unbind()

@@ -8,10 +8,11 @@ Several images may be the rows of one batch; the engine encodes one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from attention.encoder.seqlens import Seqlens
 from model_zoo.vision.blocks import Block, Merger, PatchEmbedding
@@ -24,11 +25,25 @@ from model_zoo.vision.vision_config import VisionConfig
 class Encoding:
     """An image, or several, half-way through the encoder."""
 
-    x: Tensor  # [N, hidden] of the patches
+    x: Tensor  # [N, hidden] of the patches, and of padding
     cos_sin: Tensor  # [N, head_dim] float32
     seqlens: Seqlens  # of each image, in patches
     features: list[Tensor] = field(default_factory=list[Tensor])  # those taken so far
     stage: int = 0  # the next one
+
+    @property
+    def num_patches(self) -> int:
+        return sum(self.seqlens.lens)
+
+    def padded(self, rows: int) -> Encoding:
+        """The same before its first stage, with zeros behind the patches, `rows` in all.
+
+        What becomes of them is in no feature.
+        """
+        assert not self.stage
+        behind = 0, 0, 0, rows - len(self.x)
+        seqlens = replace(self.seqlens, padded=rows)
+        return Encoding(F.pad(self.x, behind), F.pad(self.cos_sin, behind), seqlens)
 
 
 class VisionEncoder(nn.Module):
@@ -88,7 +103,9 @@ class VisionEncoder(nn.Module):
         for _ in range(stages):
             index, encoding.stage = encoding.stage, encoding.stage + 1
             if index == len(self.blocks):
-                return torch.stack([self.merger(encoding.x), *encoding.features], 1)
+                tokens = encoding.num_patches // self.config.merge_size**2
+                taken = self.merger(encoding.x), *encoding.features
+                return torch.stack([each[:tokens] for each in taken], 1)
             encoding.x = self.blocks[index](encoding.x, encoding.cos_sin, encoding.seqlens)
             if index in self.config.deepstack_layers:
                 merger = self.deepstack_mergers[len(encoding.features)]

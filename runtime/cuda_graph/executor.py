@@ -10,6 +10,7 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
+from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.launch import (
     Bucket,
@@ -76,6 +77,9 @@ class GraphExecutor:
             images=None if images is None else images.buffers,
         )
         self.graphs = Graphs(self._step.run, self._dry_run, device)
+        self._encoder_graphs: EncoderGraphs | None = None
+        if images is not None and isinstance(images.encoder, EncoderGraphs):
+            self._encoder_graphs = images.encoder
         self.planner = LaunchPlanner(
             self._buckets,
             self.graphs.captured,
@@ -114,7 +118,10 @@ class GraphExecutor:
             if is_out_of_memory(error) or self.must_capture:
                 raise
             self.planner.give_up("steps", error)
+            self._encoder_graphs = None  # which then runs as it does before they are captured
             return 0
+        if self._encoder_graphs is not None:
+            total += self._encoder_graphs.measure(self.graphs.pool)
         return total
 
     def capture_startup_set(self) -> None:
@@ -124,6 +131,8 @@ class GraphExecutor:
             launch = self.planner.take(bucket, needs_room=False) if bucket in startup_set else None
             if launch is not None:
                 self.run(launch)
+        if self._encoder_graphs is not None:
+            self._encoder_graphs.capture(self.graphs.pool)
 
     # The Executor protocol.
 

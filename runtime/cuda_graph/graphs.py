@@ -1,20 +1,18 @@
 """CUDA graphs: a step is captured once a bucket and replayed with one call.
 
 The host takes several milliseconds to launch a step of 400 kernels, and a few microseconds to
-launch their graph.  All graphs share one memory pool, since only one runs at a time: the largest is
-captured first, and the others reuse its memory.
+launch their graph.  All graphs share one memory pool (pool.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from runtime.cuda_graph.launch import Bucket
+from runtime.cuda_graph.pool import GraphPool, alias
 from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes
 
@@ -26,24 +24,6 @@ SAMPLED = 4  # graphs besides the largest that are captured to measure the memor
 class CapturedGraph:
     graph: torch.cuda.CUDAGraph
     outputs: StepTensors  # aliases: the pool owns the memory, and the next graph overwrites it
-
-
-class Alias:
-    """The memory of a tensor, for another tensor that does not own it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        assert tensor.is_contiguous()
-        self.__cuda_array_interface__ = {
-            "data": (tensor.data_ptr(), False),
-            "shape": (tensor.nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
-def alias(tensor: Tensor) -> Tensor:
-    flat = torch.as_tensor(Alias(tensor), device=tensor.device)
-    return flat.view(tensor.dtype).view(tensor.shape)
 
 
 class Graphs:
@@ -61,9 +41,7 @@ class Graphs:
         """
         self._run, self._dry_run, self._device = run, dry_run, device
         self.captured: dict[Bucket, CapturedGraph] = {}
-        if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)
-            self._pool = torch.cuda.graph_pool_handle()
+        self.pool = GraphPool(device)
 
     def measure(self, buckets: Sequence[Bucket]) -> tuple[int, int]:
         """The bytes of the graphs of all buckets, the largest first, and of one that is not the
@@ -87,7 +65,7 @@ class Graphs:
                 free.append(free_bytes(self._device))
         finally:
             self.captured.clear()
-        self._pool = torch.cuda.graph_pool_handle()
+        self.pool.renew()
         beside = free[len(largest)]  # them
         each = -(-(beside - free[-1]) // len(sample)) if sample else 0
         return free[0] - beside + each * len(others), each
@@ -98,17 +76,7 @@ class Graphs:
         Raises RuntimeError if memory runs out or an operation cannot be captured.
         """
         self._dry_run(bucket)
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                outputs = self._run(bucket)
-            except BaseException:
-                with suppress(RuntimeError):  # the graph is incomplete
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+        graph, outputs = self.pool.record(lambda: self._run(bucket))
         if bucket.tokens <= SMALL:
             graph.replay()
         aliases = StepTensors(alias(outputs.hidden), alias(outputs.logits))

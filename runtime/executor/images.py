@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Encoder(Protocol):
-    """Of model_zoo/vision/encoder.py."""
+    """Of model_zoo/vision/encoder.py, or runtime/cuda_graph/encoder_graphs.py."""
 
     def begin(self, pixels: Tensor) -> Encoding: ...
 
@@ -89,7 +89,8 @@ class RowImages:
         # [slots]: what is added to a token's place for its position.
         self.position_deltas = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._sent = np.zeros(num_slots, dtype=np.int64)  # their values
-        self._encoder, self._side, self._device = encoder, token_side, device
+        self.encoder = encoder
+        self._side, self._device = token_side, device
         self._clock = EncoderClock(self.counts, device)
         self._features: dict[bytes, Tensor] = {}  # by digest
         self._begun: tuple[bytes, Encoding] | None = None  # half-way through the encoder
@@ -204,11 +205,11 @@ class RowImages:
 
     def _advance(self, stages: ImageStages) -> Tensor | None:
         if stages.image is not None:
-            self._begun = stages.digest, self._encoder.begin(self._pixels(stages.image))
+            self._begun = stages.digest, self.encoder.begin(self._pixels(stages.image))
         assert self._begun is not None and self._begun[0] == stages.digest
         encoding = self._begun[1]
         assert encoding.stage == stages.first, "stages follow each other"
-        return self._encoder.advance(encoding, stages.end - stages.first)
+        return self.encoder.advance(encoding, stages.end - stages.first)
 
     def _pixels(self, image: PromptImage) -> Tensor:
         """uint8 [height, width, 3] on the device"""

@@ -1,8 +1,8 @@
 """A queued step: its outputs, which are being copied to the host, and how long the GPU takes.
 
 The host reads the results of a step after it has queued the next one.  If that takes longer than
-the step, as it does where the next one runs stages of the image encoder, which have no CUDA graph,
-the host reads them late, and by its clock the step would have taken the time of queueing another:
+the step, as it does where the next one runs stages of the image encoder without a CUDA graph, the
+host reads them late, and by its clock the step would have taken the time of queueing another:
 StepClock asks the GPU.
 """
 

@@ -73,7 +73,7 @@ class EncoderLimits(NamedTuple):
     """How the work of a step for the image encoder is limited."""
 
     charged: bool  # it takes the place of prompt tokens
-    cut: bool  # between any two stages; else between images
+    cut: bool  # between any two stages of a large image; else between images
 
 
 GPU = ChunkShape(128, 128, 256, 2048)
@@ -199,8 +199,8 @@ class ChunkBudget:
     def encoder_limits(self, rows: int, load: PrefillLoad) -> EncoderLimits:
         """What tokens() means for the image encoder.
 
-        It takes part of them, whole stages beside decode rows and whole images without, where a
-        step has a limit.
+        It takes part of them, whole stages beside decode rows (of a small image, all of them) and
+        whole images without, where a step has a limit.
         """
         limited = self._limited and (rows > 0 or load.num_prompts > 1)
         return EncoderLimits(charged=limited, cut=limited and rows > 0)

@@ -12,6 +12,7 @@ from torch import nn
 
 from attention.backend import Backend, BackendChoice, Capacity, Shape
 from attention.dispatch import Machine, build, dispatch
+from attention.encoder.encoder_attention import kernel_for
 from attention.kv_pool import KVPool
 from attention.state_pool import StatePool
 from model_zoo.checkpoint_layers import CheckpointLayers
@@ -33,6 +34,7 @@ from runtime.config import (
     check,
     resolve,
 )
+from runtime.cuda_graph.encoder_graphs import EncoderGraphs, graph_rows
 from runtime.executor.images import RowImages
 from runtime.executor.protocols import DeviceExecutor, ModelProtocol
 from runtime.executor.torch_executor import TorchExecutor
@@ -118,9 +120,25 @@ class EngineSpec:
             memory=memory,
             threads=self.threads,
         )
+        rows, vision = self.encoder_rows, self.config.vision
         return structs.replace(
-            resolved, full_wave_sizes=self._full_wave_sizes(resolved.max_batched_tokens)
+            resolved,
+            full_wave_sizes=self._full_wave_sizes(resolved.max_batched_tokens),
+            whole_image_tokens=rows[-1] // vision.merge_size**2 if vision and rows else 0,
         )
+
+    @property
+    def encoder_rows(self) -> tuple[int, ...]:
+        """Of patches: what small images are padded to, which have CUDA graphs; empty without.
+
+        Steps have to have graphs, and the encoder's attention to read lengths on the device.
+        """
+        vision = self.config.vision
+        if vision is None or not self.on_gpu or self.choice.backend == "mha":
+            return ()
+        if kernel_for(self.device, vision.head_dim, DTYPES[self.dtype]) == "sdpa":
+            return ()
+        return graph_rows(vision, self.requested.max_image_pixels)
 
     def _full_wave_sizes(self, most: int) -> tuple[int, ...]:
         if not self.on_gpu:
@@ -215,8 +233,9 @@ class EngineSpec:
             kind = GraphExecutor
         images = None
         if isinstance(model, ReadsImages):
+            rows = self.encoder_rows
             images = RowImages(
-                model.vision,
+                EncoderGraphs(model.vision, rows, self.device) if rows else model.vision,
                 token_side=resolved.image_token_side,
                 num_slots=resolved.max_num_seqs,
                 max_tokens=resolved.max_batched_tokens,

@@ -26,6 +26,7 @@ from runtime.config import (
     ModelFacts,
     StateDType,
 )
+from runtime.cuda_graph.encoder_graphs import graph_rows
 from runtime.cuda_graph.launch import MAX_MIXED, Buckets
 from runtime.executor.image_buffers import step_bytes
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
@@ -170,16 +171,20 @@ def estimate(
     forward = _activations(config, dtype, steps.tokens, steps.rows)
     logits = steps.rows * config.vocab_size
     sampling = logits * (dtype.itemsize + 4) + logits // 8  # constrained rows: float32, and masks
-    encoding = 0
+    encoding = encoder_graphs = 0
     if config.vision is not None:
         state += IMAGE_CACHE_BYTES + begun_bytes(config.vision, dtype, steps.image_pixels)
         encoding = encoder_bytes(config.vision, dtype, steps.image_pixels)
         state += step_bytes(steps.tokens, config.vision.feature_size * dtype.itemsize)
+        rows = graph_rows(config.vision, steps.image_pixels)
+        state += encoder_input_bytes(config.vision, dtype, max(rows, default=0))
+        encoder_graphs = len(rows) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.vision.depth)
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens, images=config.vision is not None).graphs()
     largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
+    graphs += encoder_graphs
     return MemoryPlan(
         free=free,
         share=share,
@@ -203,9 +208,15 @@ def encoder_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
 
 def begun_bytes(vision: VisionConfig, dtype: torch.dtype, pixels: int) -> int:
     """Bytes of an image half-way through the encoder, which are there from step to step."""
-    patch = vision.hidden_size * dtype.itemsize + vision.head_dim * torch.float32.itemsize
     taken = len(vision.deepstack_layers) * vision.out_size * dtype.itemsize
-    return pixels // vision.patch_size**2 * patch + pixels // vision.token_side**2 * taken
+    patches = encoder_input_bytes(vision, dtype, pixels // vision.patch_size**2)
+    return patches + pixels // vision.token_side**2 * taken
+
+
+def encoder_input_bytes(vision: VisionConfig, dtype: torch.dtype, patches: int) -> int:
+    """Bytes of what the encoder's blocks read of so many patches."""
+    patch = vision.hidden_size * dtype.itemsize + vision.head_dim * torch.float32.itemsize
+    return patches * patch
 
 
 def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:

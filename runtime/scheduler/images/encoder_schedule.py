@@ -5,7 +5,8 @@ stages of it have run, at the latest in the same step before the model.  What a 
 learned as part of a step's time, and counted in prompt tokens that take as long: a step that may
 have so many prompt tokens runs stages in place of some of them, as many as fit.  So an image that
 decode rows would have to wait for is encoded over several steps, one image after the other, in the
-order in which prompts get their tokens.  Without decode rows an image is encoded at once.
+order in which prompts get their tokens.  Without decode rows an image is encoded at once, and so is
+always one of at most whole_image_tokens, whose stages are one CUDA graph.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class EncoderWork:
 class EncoderSchedule:
     def __init__(self, requests: RequestTable, times: StepTimes) -> None:
         self._requests, self._times, self._features = requests, times, requests.images
+        self._whole_image_tokens = requests.resolved.whole_image_tokens
         stages = requests.resolved.encoder_stages
         # Of all stages before each: operations for a token, and for a pair.
         self._tokens, self._pairs = (
@@ -83,8 +85,14 @@ class EncoderSchedule:
         if image is None or not limits.charged or image.start > sequence.num_computed_tokens:
             return 0
         first = self._stage_of(image)
-        end = first + 1 if limits.cut else self._features.num_stages
+        end = first + self._least_stages(image, limits)
         return math.ceil(self.cost(image.num_tokens, first, end))
+
+    def _least_stages(self, image: PromptImage, limits: EncoderLimits) -> int:
+        """The fewest that a step may run of an image."""
+        if limits.cut and image.num_tokens > self._whole_image_tokens:
+            return 1
+        return self._features.num_stages - self._stage_of(image)
 
     def waits_for(self, sequence: Sequence) -> Sequence | None:
         """The sequence whose image has to be encoded before the next token of this one can be."""
@@ -180,11 +188,12 @@ class EncoderSchedule:
             return num_stages - first
         if work.limits.cut:
             of_stage = self.operations(image.num_tokens, first, first + 1)
-            if not self._times.knows_encoder(of_stage):  # one a step shows how long it takes
-                end = first + int(not work.num_stages)
+            least = self._least_stages(image, work.limits)
+            if not self._times.knows_encoder(of_stage):  # a step shows how long the least takes
+                end = first + least * int(not work.num_stages)
             while end > first and self.cost(image.num_tokens, first, end) > room:
-                end -= 1
-            return end - first or int(must)
+                end -= least
+            return end - first or least * int(must)
         fits = self.cost(image.num_tokens, first, num_stages) <= room
         return num_stages - first if fits or must else 0
 

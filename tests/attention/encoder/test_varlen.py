@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -77,6 +78,23 @@ def test_an_image_has_the_same_bits_whatever_stands_beside_it(device: str) -> No
     assert torch.equal(before[9:30], after[9:30])
     alone = kernel(qkv[9:30], Seqlens.of((21,), qkv.device))
     assert torch.equal(before[9:30], alone)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 33, 48])
+def test_padding_behind_the_last_sequence_changes_no_bit_of_it(device: str, count: int) -> None:
+    """Not even NaN; the length is read on the device alone."""
+    qkv = make_qkv((48,), 2, 72, torch.float32, device)
+    alone = kernel(qkv[:count], Seqlens.of((count,), qkv.device))
+    qkv[count:] = float("nan")
+    seqlens = replace(Seqlens.of((count,), qkv.device), lens=(48,), padded=48)
+    assert torch.equal(kernel(qkv, seqlens)[:count], alone)
+
+
+def test_attention_that_takes_lengths_from_the_host_refuses_padding() -> None:
+    qkv = make_qkv((20,), 1, 64, torch.float32, "cpu")
+    with pytest.raises(AssertionError, match="on the host"):
+        encoder_attention(qkv, replace(Seqlens.of((7,), qkv.device), padded=20), kernel="sdpa")
 
 
 def test_large_scores_neither_overflow_nor_vanish(device: str) -> None:

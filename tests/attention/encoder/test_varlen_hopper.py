@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -41,6 +42,33 @@ def test_tiles_barriers_and_maths_hold_where_the_kernel_is_interpreted(
         monkeypatch.setattr(module, "_num_sms", lambda device: 3)
         out = module.varlen_hopper(qkv, Seqlens.of(lens, qkv.device), config=config)
     assert error(out, oracle(qkv, lens)) <= ROUNDING[torch.float16]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernel itself")
+@pytest.mark.parametrize("count", [1, 64, 129, 200])
+def test_padding_changes_no_bit_where_the_kernel_is_interpreted(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of 128 rows ends before it, at it and in it; the other is of padding alone."""
+    qkv = make_qkv((256,), 2, 72, torch.float16, "cpu")
+    with interpreted("_varlen_hopper", *MODULES):
+        module = sys.modules[MODULES[-1]]
+        monkeypatch.setattr(module, "_num_sms", lambda device: 3)
+        alone = module.varlen_hopper(qkv[:count], Seqlens.of((count,), qkv.device))
+        qkv[count:] = float("nan")
+        seqlens = replace(Seqlens.of((count,), qkv.device), lens=(256,), padded=256)
+        out = module.varlen_hopper(qkv, seqlens)
+    assert torch.equal(out[:count], alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("count", [4, 64, 128, 132, 260, 384])
+def test_padding_behind_the_last_sequence_changes_no_bit_of_it(count: int) -> None:
+    qkv = make_qkv((384,), 16, 72, torch.bfloat16, "cuda")
+    alone = varlen_hopper(qkv[:count], Seqlens.of((count,), qkv.device))
+    qkv[count:] = float("nan")
+    seqlens = replace(Seqlens.of((count,), qkv.device), lens=(384,), padded=384)
+    assert torch.equal(varlen_hopper(qkv, seqlens)[:count], alone)
 
 
 @pytest.mark.gpu

@@ -13,6 +13,8 @@ import torch
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from runtime.cuda_graph import graphs as module
+from runtime.cuda_graph import pool as pool_module
+from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph, Graphs
 from runtime.cuda_graph.launch import (
@@ -23,6 +25,7 @@ from runtime.cuda_graph.launch import (
     LaunchPlanner,
     StepLaunch,
 )
+from runtime.cuda_graph.pool import GraphPool
 from runtime.cuda_graph.step import StepTensors
 from runtime.scheduler.batch import make_batch
 from runtime.stats import GraphCounts
@@ -253,12 +256,49 @@ def test_what_cannot_be_captured_says_itself_what_is_wrong(
 
     monkeypatch.undo()
     broken = Graphs(cause, lambda bucket: None, CPU)
-    monkeypatch.setattr(module.torch.cuda, "CUDAGraph", BrokenGraph)
-    monkeypatch.setattr(module.torch.cuda, "current_stream", lambda device: None)
-    monkeypatch.setattr(module.torch.cuda, "stream", lambda stream: nullcontext())
-    broken._stream, broken._pool = MagicMock(), None  # type: ignore[assignment]
+    monkeypatch.setattr(pool_module.torch.cuda, "CUDAGraph", BrokenGraph)
+    monkeypatch.setattr(pool_module.torch.cuda, "current_stream", lambda device: None)
+    monkeypatch.setattr(pool_module.torch.cuda, "stream", lambda stream: nullcontext())
+    broken.pool._stream, broken.pool._pool = MagicMock(), None  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="pageable memory"):
         broken.capture(Bucket(8, 8, True))
+
+
+class CountedEncoder(EncoderGraphs):
+    """Its graphs take 70 bytes."""
+
+    def __init__(self) -> None:
+        self.captures = 0
+
+    def measure(self, pool: GraphPool) -> int:
+        return 70
+
+    def capture(self, pool: GraphPool) -> None:
+        self.captures += 1
+
+
+def test_the_encoders_graphs_are_counted_and_captured_at_the_start(
+    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    without = seeing.executor.measure_graphs()
+    encoder = seeing.executor._encoder_graphs = CountedEncoder()
+    assert seeing.executor.measure_graphs() == without + 70
+    seeing.executor.capture_startup_set()
+    assert encoder.captures == 1
+
+
+def test_where_no_step_can_be_captured_the_encoder_is_not_tried(
+    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bucket: Bucket) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(seeing.executor.graphs, "capture", fail)
+    encoder = seeing.executor._encoder_graphs = CountedEncoder()
+    assert seeing.executor.measure_graphs() == 0
+    seeing.executor.capture_startup_set()
+    assert encoder.captures == 0
 
 
 def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(

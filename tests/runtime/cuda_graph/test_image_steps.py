@@ -14,6 +14,7 @@ from torch import Tensor
 
 from model_zoo.config import read_config
 from model_zoo.inputs import ModelInput, StepImages
+from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph
 from runtime.cuda_graph.launch import Bucket, CaptureLaunch, LaunchPlanner, StepLaunch
@@ -22,6 +23,7 @@ from runtime.executor.images import RowImages
 from runtime.messages import EngineRequest, PromptImage, SamplingParams
 from tests.support.engine.device_engine import engine_of, sizes
 from tests.support.engine.graph_step_engine import capture_all
+from tests.support.images.padded_encoder import pool_of, read_lengths_on_device
 from tests.support.interpreter.unused_lanes import UNUSED_LANES
 from tests.support.models.loaded_model import load_model
 from tests.support.models.tiny_vision import (
@@ -51,8 +53,9 @@ def make_engine(
     device: torch.device,
     *,
     dtype: torch.dtype = torch.float32,
+    encoder_rows: tuple[int, ...] = (),
 ) -> tuple[Engine, GraphExecutor]:
-    """With junk in the buffers of a step's images."""
+    """With junk in the buffers of a step's images; encoder_rows: of EncoderGraphs."""
     config = read_config(checkpoint)
     assert config.vision is not None
     model: Any = load_model(config, checkpoint, dtype=dtype, device=device)
@@ -67,8 +70,11 @@ def make_engine(
         image_token_bytes=dtype.itemsize * config.vision.feature_size,
         encoder_stages=config.vision.stage_operations,
     )
+    encoder = model.vision
+    if encoder_rows:
+        encoder = EncoderGraphs(encoder, encoder_rows, device)
     images = RowImages(
-        model.vision,
+        encoder,
         token_side=SIDE,
         num_slots=SLOTS,
         max_tokens=resolved.max_batched_tokens,
@@ -173,6 +179,27 @@ def test_padded_steps_with_images_give_the_tokens_of_transformers(
     replayed = {with_images for launch, with_images in launches if launch.graph}
     assert replayed == (set() if graphs == "none" else {True, False})
     assert graphs != "all" or all(launch.graph for launch, _ in launches)
+
+
+@pytest.mark.parametrize("kind", ["qwen3-vl", "qwen3.5"])
+def test_images_whose_encoder_is_padded_or_replayed_give_the_tokens_of_transformers(
+    kind: str, tmp_path: Path, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest has 48 patches and is not padded; all are encoded whole."""
+    read_lengths_on_device(monkeypatch, device)
+    reference = write_vision_checkpoint(kind, tmp_path)
+    expected = [library_answer(reference, *prompt, STEPS) for prompt in PROMPTS]
+    found: list[list[tuple[list[int], list[float]]]] = []
+    for captured in (True, False):
+        engine, executor = make_engine(tmp_path, device, encoder_rows=(24, 40))
+        graphs = executor._encoder_graphs
+        assert graphs is not None
+        if captured:
+            graphs.capture(pool_of(device))
+        found.append(answer(engine, PROMPTS))
+        assert [tokens for tokens, _ in found[-1]] == expected
+        assert executor.image_counts.encoded == 5
+    assert found[0] == found[1]
 
 
 class BothWays:

@@ -19,6 +19,8 @@ from runtime.startup import loading
 from runtime.startup.fit.target import TargetDevice, memory_plan, resolve_config
 from runtime.startup.loading import load
 from runtime.startup.memory_estimate import (
+    GRAPH_BYTES,
+    GRAPH_LAYER_BYTES,
     StepSizes,
     copy_bytes,
     estimate,
@@ -158,6 +160,10 @@ def test_the_plan_counts_the_image_encoder_and_its_features(tmp_path: Path) -> N
     assert twice.state - smaller.state == static
     assert smaller.state - without.state > IMAGE_CACHE_BYTES + static
     assert smaller.graphs > without.graphs  # one more for each number of tokens
+    # Images of 256 patches are padded to two sizes, larger ones to eight: so many graphs.
+    least = replace(more, image_pixels=256 * 256)
+    few = estimate(seeing, torch.bfloat16, least, free=80 << 30, share=0.9)
+    assert twice.graphs - few.graphs == 6 * (GRAPH_BYTES + 27 * GRAPH_LAYER_BYTES)
 
 
 def test_all_processes_of_a_cpu_have_weights_of_their_own(

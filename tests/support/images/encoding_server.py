@@ -119,6 +119,7 @@ class EncodingServer:
         self.first: dict[int, float] = {}
         self.charged: list[tuple[int, int]] = []  # tokens of steps with decode rows, and limits
         self._budget = 0
+        self._whole_image_tokens = config.whole_image_tokens
         scheduler = self.engine.scheduler
         self._step, self._tokens = scheduler._step, scheduler.prefill.chunks.tokens
         scheduler._step = self._checked_step  # type: ignore[method-assign]
@@ -134,7 +135,10 @@ class EncodingServer:
         if prefill is None or work is None or not len(decoding.slots) or not times.knows_encoder(0):
             return decoding, prefill
         charged = len(prefill.tokens) + times.encoder_tokens(work.num_stages, work.operations)
-        if work.num_stages > 1 or prefill.tokens:  # one stage alone cannot be cut
+        # Alone neither a stage nor an image that is encoded whole can be cut.
+        wholes = [one.image is not None and one.end == STAGES for one in work.stages]
+        whole = wholes == [True] and work.stages[0].image.num_tokens <= self._whole_image_tokens
+        if prefill.tokens or not (whole or work.num_stages <= 1):
             assert charged <= self._budget + 1e-6, "a step is longer than its limit"
         self.charged.append((int(charged), self._budget))
         return decoding, prefill

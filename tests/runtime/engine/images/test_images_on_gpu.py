@@ -126,6 +126,43 @@ def test_deterministic_answers_about_images_do_not_depend_on_their_company(tmp_p
     assert answer(small, prompts, 40) == alone
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_the_encoders_graphs_change_no_token_and_are_there_from_the_start(
+    deterministic: bool, tmp_path: Path
+) -> None:
+    """Nine images; the last has 1,600 patches: it is neither padded nor has it a graph."""
+    prompts = [
+        *mixed_prompts(),
+        *(prompt_with(TEXT, picture(side, side + 1, side), TEXT) for side in (5, 9, 13, 15)),
+        prompt_with(picture(20, 20, 7), TEXT),
+    ]
+    found: list[list[list[int]]] = []
+    for captured in (True, False):
+        engine, loaded = large(tmp_path, deterministic=deterministic, prefix_cache=False)
+        executor = loaded.executor
+        assert isinstance(executor, GraphExecutor) and loaded.resolved.whole_image_tokens == 256
+        graphs = executor._encoder_graphs
+        assert graphs is not None and len(graphs.captured) == 8
+        if not captured:
+            graphs.captured.clear()
+        # One after the other: steps are the same whatever the encoder takes.
+        found.append([answer(engine, [prompt], 24)[0] for prompt in prompts])
+        assert executor.image_counts.encoded == 9
+    assert found[0] == found[1]
+
+
+def test_small_images_beside_rows_that_decode_have_the_answers_that_they_have_alone(
+    tmp_path: Path,
+) -> None:
+    """They are encoded whole, a large one stage by stage."""
+    engine, _ = large(tmp_path, deterministic=True, prefix_cache=False, itl_target_ms=5.0)
+    decoding = [prompt_with(TEXT * size) for size in range(1, 6)]
+    prompts = [prompt_with(TEXT, picture(4 + n, 8, n), TEXT) for n in range(8)]
+    prompts.append(prompt_with(picture(20, 20, 9), TEXT))
+    alone = [answer(engine, [prompt], 24)[0] for prompt in prompts]
+    assert answer(engine, [*decoding, *prompts], 24)[len(decoding) :] == alone
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_queueing_a_step_with_images_waits_for_nothing(tmp_path: Path) -> None:
     engine, loaded = large(tmp_path, max_batched_tokens=96, prefix_cache=False)

@@ -41,6 +41,7 @@ class Load:
     cache_bytes: int
     num_pages: int
     max_num_seqs: int
+    whole_image_tokens: int
     visits: list[Visit] = field(default_factory=list[Visit])
 
 
@@ -51,6 +52,7 @@ def loads(draw: st.DrawFn) -> Load:
         cache_bytes=draw(st.sampled_from([1, 40 << 20, 200 << 20, 512 << 20])),
         num_pages=draw(st.sampled_from([240, 400, 4000])),
         max_num_seqs=draw(st.sampled_from([2, 4, 16])),
+        whole_image_tokens=draw(st.sampled_from([0, 64, 256])),
     )
     parts = st.one_of(
         st.integers(1, 700),
@@ -79,6 +81,7 @@ def test_every_prompt_ends_and_no_step_is_charged_more_than_its_limit(load: Load
     server = EncodingServer(
         target_ms=load.target_ms, cache_bytes=load.cache_bytes,
         num_pages=load.num_pages, max_num_seqs=load.max_num_seqs,
+        whole_image_tokens=load.whole_image_tokens,
     )  # fmt: skip
     room = load.num_pages * 16
     visits = [v for v in load.visits if len(v.tokens) + v.max_tokens <= room]
@@ -93,6 +96,10 @@ def test_every_prompt_ends_and_no_step_is_charged_more_than_its_limit(load: Load
                 server.engine.abort(id)
         server.step()
     server.run()
+    for batch in server.device.batches:
+        for one in batch.image_stages:
+            if one.image is not None and one.image.num_tokens <= load.whole_image_tokens:
+                assert one.end == STAGES
     ended = {id for id, visit in enumerate(visits) if id in server.finished}
     left = {id for id, v in enumerate(visits) if v.leaves is not None and v.leaves < v.arrives}
     assert ended | left == set(range(len(visits)))
@@ -123,6 +130,47 @@ def test_beside_rows_that_decode_an_image_takes_several_steps_and_as_many_as_one
     ends = [one.end for one in cuts]
     assert [one.first for one in cuts] == [0, *ends[:-1]] and ends[-1] == STAGES
     assert all(batch.decode_rows == 32 for batch in server.device.batches[:-1])
+
+
+def beside_rows(*sides: int) -> list[tuple[int, int, int]]:
+    """Of images of so many tokens a side that come together beside rows that decode, whose small
+    ones are encoded whole: the step, and the stages that it runs."""
+    server = EncodingServer(whole_image_tokens=256)
+    server.learn()
+    for id in range(32):
+        server.add(id, [1] * 128, max_tokens=2000)
+    server.step(40)
+    server.device.batches.clear()
+    ids = range(100, 100 + len(sides))
+    for id, side in zip(ids, sides, strict=True):
+        server.add(id, *prompt(10, (side, id), 14))
+    while not set(ids) <= server.first.keys():
+        server.step()
+    assert all(batch.decode_rows >= 32 for batch in server.device.batches)
+    return [
+        (at, one.first, one.end)
+        for at, batch in enumerate(server.device.batches)
+        for one in batch.image_stages
+    ]
+
+
+def test_beside_rows_that_decode_small_images_are_encoded_whole_and_large_ones_are_cut() -> None:
+    assert [stages for _, *stages in beside_rows(16)] == [[0, STAGES]]
+    assert len(beside_rows(17)) > 1
+    small = beside_rows(16, 16, 16, 16)
+    assert [stages for _, *stages in small] == [[0, STAGES]] * 4
+    assert len({step for step, *_ in small}) > 1, "a step has no room for all"
+
+
+def test_before_its_time_is_known_the_encoder_runs_one_small_image_a_step() -> None:
+    server = EncodingServer(whole_image_tokens=256)
+    server.add(1, [1] * 100, max_tokens=200)
+    server.step(2)
+    for id in range(2, 6):
+        server.add(id, *prompt(10, (8, id), 14))
+    server.step(2)
+    [*batches] = (batch for batch in server.device.batches if batch.image_stages)
+    assert [(one.first, one.end) for one in batches[0].image_stages] == [(0, STAGES)]
 
 
 def test_the_load_that_an_engine_reports_has_what_its_encoder_has_left_once_for_an_image() -> None:
