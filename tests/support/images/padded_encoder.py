@@ -19,7 +19,7 @@ from runtime.cuda_graph import encoder_graphs
 from runtime.cuda_graph.pool import GraphPool
 
 TINY = VisionConfig(
-    depth=3, hidden_size=48, intermediate_size=80, num_heads=4, out_size=64, patch_size=16,
+    depth=3, hidden_size=128, intermediate_size=80, num_heads=2, out_size=64, patch_size=16,
     merge_size=2, frames=2, positions=8, deepstack_layers=(0, 2),
 )  # fmt: skip
 PUBLISHED = VisionConfig(  # but for its depth

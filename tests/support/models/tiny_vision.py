@@ -20,9 +20,9 @@ VISION_START, VISION_END, IMAGE_PAD, VIDEO_PAD = 127, 128, 129, 130
 TEXT = {**SHAPE, "head_dim": 32, "max_position_embeddings": 2048, "num_hidden_layers": 4}
 VISION = {
     "depth": 3,
-    "hidden_size": 48,
+    "hidden_size": 128,  # heads of 64, which our kernels serve
     "intermediate_size": 80,
-    "num_heads": 4,
+    "num_heads": 2,
     "out_hidden_size": 64,
     "num_position_embeddings": 64,
     "deepstack_visual_indexes": [0, 1],
