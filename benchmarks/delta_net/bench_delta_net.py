@@ -10,8 +10,8 @@ one layer, with:
   fla     flash-linear-attention's chunk_gated_delta_rule of the same prompt, where that package is
           installed: without convolution, gates and gated norm, which the other column has
 
---tokens k gives each row that decodes k tokens.  --kernels hopper: by the kernels that a start on
-Hopper tries.  --all prints each of the tiles that can be chosen.
+--tokens k gives each row that decodes k tokens.  --kernels hopper: prompts by the kernels that a
+start on Hopper tries.  --all prints each of the tiles that can be chosen.
 Inputs are random, and each call has another layer's weights and states, so that none is in the L2
 cache when it is read again.  --check compares outputs and states with float64 first: the error is
 the root of the mean squared difference over that of the values.  If $OUT is set, delta_net.json is
@@ -46,7 +46,7 @@ from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
-from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles, PromptTiles
+from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
 
 BF16 = torch.bfloat16
 COLD_BYTES = 256 << 20  # of all layers that take turns: some times the L2 cache
@@ -74,13 +74,10 @@ DECODE_TILES = [
     DecodeTiles(block_v=32, warps=4, registers=96),
     DecodeTiles(block_v=32, warps=2, registers=168),
     DecodeTiles(block_v=16, warps=2, registers=128),
-    DecodeTiles(hopper=True),
 ]
 KERNELS = {
-    "triton": DeltaNetTiles(),
-    "hopper": DeltaNetTiles(
-        DecodeTiles(hopper=True), PromptTiles(local_hopper=True, scan_halves=1)
-    ),
+    "triton": PromptTiles(),
+    "hopper": PromptTiles(local_hopper=True, scan_halves=1),
 }
 Call = Callable[[DeltaNetStep], object]
 
@@ -101,7 +98,7 @@ def layers_for(value_heads: int, lens: list[int], arguments: argparse.Namespace)
     return [first, *(planned(make_step(*make)) for _ in range(count - 1))]
 
 
-def check(step: DeltaNetStep, tiles: DeltaNetTiles | None = None) -> tuple[float, float]:
+def check(step: DeltaNetStep, tiles: PromptTiles | None = None) -> tuple[float, float]:
     """The errors of the output and of the states, which are changed."""
     out, states = exact(step)
     found = gated_delta_net(*step.arguments, tiles)

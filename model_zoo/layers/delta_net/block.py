@@ -15,7 +15,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
     Snapshots,
 )
-from model_zoo.layers.delta_net.tiles import DeltaNetTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.parallel.shard import Part
@@ -40,7 +40,7 @@ class DeltaNet(nn.Module):
         self.config, self.index, self.name, self.eps = config, index, name, eps
         self._shard = linears.shard
         self.token_by_token = False  # as in DeltaNetRows, for --deterministic
-        self.tiles = DeltaNetTiles()
+        self.tiles: PromptTiles | None = None  # as in gated_delta_net
         self.qkvz, self.ba = _projections(config, name, hidden, linears)
         self.out = linears.row(config.values_size, {f"{name}.out_proj": hidden}, bias=False)
 

@@ -38,7 +38,6 @@ from model_zoo.layers.delta_net.convolution import (
     store_last_inputs,
     weight_before,
 )
-from model_zoo.layers.delta_net.hopper.serves import serves_decode
 from model_zoo.layers.delta_net.inputs import (
     MAX_DECODE_TOKENS,
     DeltaNetRows,
@@ -260,11 +259,6 @@ def delta_net_decode(
     """gated_delta_net of the rows with at most MAX_DECODE_TOKENS tokens, or of all of them if
     they are to be computed token by token, into out [T, Hv * Dv]."""
     tiles = tiles or DecodeTiles()
-    if tiles.hopper and serves_decode(qkv, state, rows):
-        from model_zoo.layers.delta_net.hopper.run import decode_hopper
-
-        decode_hopper(qkv, z, b, a, weights, state, rows, out)
-        return
     _, value_heads, key_dim, value_dim = state.state.shape
     key_heads, size = state.key_heads, weights.conv.shape[1]
     assert out.is_contiguous() and rows.num_rows * key_heads <= TILES

@@ -16,7 +16,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
 )
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
-from model_zoo.layers.delta_net.tiles import DeltaNetTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 
 
 def gated_delta_net(
@@ -27,7 +27,7 @@ def gated_delta_net(
     weights: DeltaNetWeights,
     state: DeltaNetState,
     rows: DeltaNetRows,
-    tiles: DeltaNetTiles | None = None,
+    tiles: PromptTiles | None = None,
 ) -> Tensor:
     """The mixer of all tokens of a step -> [T, Hv * Dv] of the type of qkv.
 
@@ -38,11 +38,11 @@ def gated_delta_net(
 
     Rows of tensors may lie at any stride, so that they may be parts of one projection.  Tokens
     after those of all rows are padding: their output is zero, and they change nothing.
-    tiles: of the kernels; a CPU has none
+    tiles: of the kernels of prompts; None: what the device and the type take without a trial
     """
     _check(qkv, z, b, a, weights, state, rows)
     if fused_kernels.use_fused_kernels(qkv.device):
-        return _by_kernels(qkv, z, b, a, weights, state, rows, tiles or DeltaNetTiles())
+        return _by_kernels(qkv, z, b, a, weights, state, rows, tiles)
     return gated_delta_net_reference(qkv, z, b, a, weights, state, rows)
 
 
@@ -68,7 +68,7 @@ def _by_kernels(
     weights: DeltaNetWeights,
     state: DeltaNetState,
     rows: DeltaNetRows,
-    tiles: DeltaNetTiles,
+    tiles: PromptTiles | None,
 ) -> Tensor:
     """One launch for rows of few tokens; if max_tokens says that there may be others, four more.
 
@@ -91,11 +91,11 @@ def _by_kernels(
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
     has_prompts = rows.max_tokens > MAX_DECODE_TOKENS and not rows.token_by_token
     few = replace(rows, snapshots=None) if has_prompts else rows
-    delta_net_decode(qkv, z, b, a, weights, state, few, out, tiles.decode)
+    delta_net_decode(qkv, z, b, a, weights, state, few, out)
     if has_prompts:
         chunks = rows.chunks or plan_rows(rows, len(qkv)).chunks
         assert chunks is not None
-        delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out, tiles.prompts)
+        delta_net_prompts(qkv, z, b, a, weights, state, rows, chunks, out, tiles)
     return out
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -30,25 +27,15 @@ MAX_PROMPTS = 8  # rows that programs of their own scan at a time
 GATE_HEADS = 16  # of which a program of prompt_inputs has the gates
 SPARE_CHUNKS = 16  # programs beyond those that full chunks need
 
-
-THREE_STAGES_BYTES = 140 << 10  # of shared memory, without Hopper's instructions
 # float32 has twice the bytes, and no tensor cores.
 FLOAT32_TILES = PromptTiles(
     local_warps=8, local_registers=255, block_v=32, scan_warps=8, scan_stages=1
 )
 
 
-@cache
-def prompt_tiles(dtype: torch.dtype, device: torch.device) -> PromptTiles:
-    """The tiles of a device: GPUs with less shared memory copy one chunk at a time."""
-    if dtype == torch.float32:
-        return FLOAT32_TILES
-    tiles = PromptTiles()
-    if device.type == "cuda":
-        shared = torch.cuda.get_device_properties(device).shared_memory_per_block_optin
-        if shared < THREE_STAGES_BYTES:
-            return replace(tiles, scan_stages=2)
-    return tiles
+def prompt_tiles(dtype: torch.dtype) -> PromptTiles:
+    """The tiles of a type without a trial."""
+    return FLOAT32_TILES if dtype == torch.float32 else PromptTiles()
 
 
 def _divisor(number: int, most: int) -> int:
@@ -73,7 +60,7 @@ def delta_net_prompts(
     Grids depend on numbers of tokens and rows alone, and the host reads nothing: a CUDA graph can
     capture it.  A row's result depends on its own tokens and their positions alone.
     """
-    tiles = tiles or prompt_tiles(qkv.dtype, qkv.device)
+    tiles = tiles or prompt_tiles(qkv.dtype)
     assert out.is_contiguous()
     if not len(plan.rows):
         return

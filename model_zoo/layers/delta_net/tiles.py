@@ -13,7 +13,6 @@ class DecodeTiles:
     registers   of a thread, at most
     prefetched  rows whose states are prefetched before the preceding kernel has ended
     evict       eviction policy of the states' loads and stores
-    hopper      whether hopper/decode.py takes the place of this kernel, where it serves
     """
 
     block_v: int = 64
@@ -21,7 +20,6 @@ class DecodeTiles:
     registers: int = 255
     prefetched: int = 4
     evict: str = "evict_first"
-    hopper: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +44,3 @@ class PromptTiles:
     norm_warps: int = 4
     local_hopper: bool = False
     scan_halves: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaNetTiles:
-    """Of a layer; None: what its device and type take without a trial."""
-
-    decode: DecodeTiles | None = None
-    prompts: PromptTiles | None = None

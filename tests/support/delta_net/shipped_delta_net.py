@@ -17,7 +17,6 @@ from model_zoo.layers.delta_net.inputs import (
     Snapshots,
 )
 from model_zoo.layers.delta_net.prompts import delta_net_prompts, prompt_tiles
-from model_zoo.layers.delta_net.tiles import DecodeTiles
 from tests.support.kernels.shipped_attention import BF16, FP32, INT32, tensor
 
 KEY_HEADS, DIM, ROWS, SLOTS = 16, 128, 64, 80
@@ -67,13 +66,12 @@ def call_decode(
     max_tokens: int,
     snapshots: bool = False,
     token_by_token: bool = False,
-    hopper: bool = False,
 ) -> None:
     tokens = ROWS * max_tokens
     made = arguments(
         value_heads, state_dtype, tokens, max_tokens, snapshots, token_by_token=token_by_token
     )
-    delta_net_decode(*made, tensor(tokens, value_heads * DIM), DecodeTiles(hopper=hopper))
+    delta_net_decode(*made, tensor(tokens, value_heads * DIM))
 
 
 def call_prompts(
@@ -89,8 +87,7 @@ def call_prompts(
     tokens = 8192
     made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype, dim)
     plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
-    tiles = prompt_tiles(dtype, made[0].device)
-    tiles = replace(tiles, local_hopper=halves > 0, scan_halves=halves)
+    tiles = replace(prompt_tiles(dtype), local_hopper=halves > 0, scan_halves=halves)
     delta_net_prompts(*made, plan, tensor(tokens, value_heads * dim, dtype=dtype), tiles)
 
 
@@ -121,9 +118,6 @@ HOPPER_DELTA_NET: dict[str, Callable[[], None]] = {}
 for value_heads in (32, 48, 64):
     for snapshots in (False, True):
         name = f"{value_heads}" + " with snapshots" * snapshots
-        HOPPER_DELTA_NET[f"delta_net_decode by hopper {name}"] = partial(
-            call_decode, value_heads, FP32, 1, snapshots, hopper=True
-        )
         for halves in (1, 2):
             HOPPER_DELTA_NET[f"delta_net_prompts by hopper {name}, {halves} of 2 halves"] = partial(
                 call_prompts, value_heads, FP32, snapshots=snapshots, halves=halves

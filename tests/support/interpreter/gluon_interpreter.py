@@ -181,26 +181,13 @@ class Token:
         self.tensor = tensor
 
 
-def _box(desc: Descriptor, corner: list[Any], shared: Shared) -> tuple[torch.Tensor, torch.Tensor]:
-    """-> (the part of a box that is in the tensor, where that is in shared memory)."""
-    assert shared.shape == desc.block_type.shape
-    first = [int(x) for x in corner]
-    inside = desc.tensor[
-        tuple(slice(x, x + size) for x, size in zip(first, shared.shape, strict=True))
-    ]
-    return inside, shared.tensor[tuple(slice(0, size) for size in inside.shape)]
-
-
 def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Shared) -> None:
+    assert to.shape == desc.block_type.shape
+    first = [int(x) for x in corner]
+    inside = desc.tensor[tuple(slice(x, x + n) for x, n in zip(first, to.shape, strict=True))]
     to.tensor.zero_()
-    inside, part = _box(desc, corner, to)
-    part.copy_(inside)
+    to.tensor[tuple(slice(0, size) for size in inside.shape)].copy_(inside)
     bar.copied(desc.block_type.nbytes)
-
-
-def _copy_from_shared(desc: Descriptor, corner: list[Any], source: Shared) -> None:
-    inside, part = _box(desc, corner, source)
-    inside.copy_(part)
 
 
 def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
@@ -258,13 +245,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
     def layout(*args: object, **named: object) -> str:
         return "layout"
 
-    named = (
-        "SliceLayout",
-        "BlockedLayout",
-        "NVMMADistributedLayout",
-        "NVMMASharedLayout",
-        "SwizzledSharedLayout",
-    )
+    named = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout")
     layouts = dict.fromkeys((*named, "DotOperandLayout", "DistributedLinearLayout"), layout)
     types = {
         name: getattr(torch, name)
@@ -289,7 +270,6 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         max=lambda x, axis: x.amax(axis),
         exp=torch.exp,
         exp2=torch.exp2,
-        log=torch.log,
         rsqrt=torch.rsqrt,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
@@ -319,11 +299,7 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
     hopper = SimpleNamespace(
         fence_async_shared=nothing,
         mbarrier=mbarrier,
-        tma=SimpleNamespace(
-            async_copy_global_to_shared=_copy_to_shared,
-            async_copy_shared_to_global=_copy_from_shared,
-            store_wait=nothing,
-        ),
+        tma=SimpleNamespace(async_copy_global_to_shared=_copy_to_shared),
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=_wait_for_products,
     )

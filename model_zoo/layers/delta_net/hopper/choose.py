@@ -1,4 +1,4 @@
-"""Which kernels the gated delta nets of a model are computed by: tried at a start on Hopper."""
+"""Which kernels compute prompts in a model's gated delta nets: tried at a start on Hopper."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.delta_net.hopper.serves import DIM, TAPS
 from model_zoo.layers.delta_net.hopper.trial import (
-    DECODE,
-    PROMPTS,
+    ROWS,
     TrialRow,
     TrialStep,
     difference,
     trial_step,
     without_snapshots,
 )
-from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 
 BETTER = 0.98  # of the time of the Triton kernels: a smaller gain may be noise
 # Of a token's output or a sequence's state.  Roundings to 16 bits make it about 1 / 150 over all
-# tokens of a prompt, and up to some times that for one of them; states of decoding rows have none.
-LARGEST_ERROR = {"prompts": 1 / 32, "decode": 1 / 100}
-TIMED = {"prompts": (TrialRow(4096, 1000),), "decode": (TrialRow(1, 1000),) * 64}
+# tokens of a prompt, and up to some times that for one of them.
+LARGEST_ERROR = 1 / 32
+# Tokens of the steps that are timed: a short prompt, a chunk of a long one.  The fastest tiles have
+# the smallest sum of microseconds a token over both.  All steps have the same ones, since a prompt
+# has the same bits however it is cut at multiples of 64.
+TIMED = 2048, 8192
 CALLS, REPLAYS = 3, 4
 PADDING = 5
 log = logging.getLogger(__name__)
@@ -44,28 +46,13 @@ def choose_delta_net(model: nn.Module, state_dtype: torch.dtype) -> str:
     layers = [module for module in model.modules() if isinstance(module, DeltaNet)]
     if not layers or layers[0].token_by_token or not _is_for(layers[0]):
         return ""
-    from model_zoo.layers.delta_net.prompts import prompt_tiles
-
-    first = layers[0]
-    plain = prompt_tiles(first.conv.dtype, first.conv.device)
-    prompts = [DeltaNetTiles(prompts=plain)]
-    prompts += [
-        DeltaNetTiles(prompts=replace(plain, local_hopper=True, scan_halves=halves))
-        for halves in (1, 2)
-    ]
-    decode = [DeltaNetTiles(decode=DecodeTiles(hopper=hopper)) for hopper in (False, True)]
-    if state_dtype != torch.float32:
-        decode = decode[:1]
-    tiles = DeltaNetTiles(
-        decode=_fastest("decode", first, state_dtype, decode).decode,
-        prompts=_fastest("prompts", first, state_dtype, prompts).prompts,
-    )
+    triton = PromptTiles()
+    candidates = [triton, replace(triton, scan_halves=1)]
+    candidates += [replace(triton, local_hopper=True, scan_halves=halves) for halves in (1, 2)]
+    tiles = _fastest(layers[0], state_dtype, candidates)
     for layer in layers:
         layer.tiles = tiles
-    assert tiles.decode is not None and tiles.prompts is not None
-    ways = ["Hopper" if tiles.prompts.local_hopper else "Triton"]
-    ways += ["Hopper" if tiles.decode.hopper else "Triton"]
-    return f"prompts by {ways[0]} kernels, decode by {ways[1]}"
+    return f"prompts by {'Triton' if tiles == triton else 'Hopper'} kernels"
 
 
 def _is_for(layer: DeltaNet) -> bool:
@@ -82,30 +69,27 @@ def _is_for(layer: DeltaNet) -> bool:
 
 
 def _fastest(
-    kind: str, layer: DeltaNet, state_dtype: torch.dtype, candidates: Sequence[DeltaNetTiles]
-) -> DeltaNetTiles:
+    layer: DeltaNet, state_dtype: torch.dtype, candidates: Sequence[PromptTiles]
+) -> PromptTiles:
     """The first of some candidates, or the fastest one that is right if that is faster."""
-    if len(candidates) == 1:
-        return candidates[0]
     like = layer.config, layer.conv.dtype, state_dtype
     device = layer.conv.device
-    rows = PROMPTS if kind == "prompts" else DECODE
     right = list(candidates)
-    for tried in (rows, without_snapshots(rows)):
-        step = trial_step(*like, tried, padding=PADDING, device=device)
-        right = right_candidates(kind, step, right)
+    for rows in (ROWS, without_snapshots(ROWS)):
+        right = right_candidates(trial_step(*like, rows, padding=PADDING, device=device), right)
     if len(right) == 1:
         return right[0]
-    timed = trial_step(*like, TIMED[kind], padding=0, device=device)
-    first, *others = _microseconds(timed, right)
-    best = min(range(len(others)), key=others.__getitem__)
-    log.debug("%s of gated delta nets: %.1f us, by Hopper kernels %s", kind, first, others)
-    return right[1 + best] if others[best] < BETTER * first else right[0]
+    times = [0.0] * len(right)  # of a token
+    for tokens in TIMED:
+        timed = trial_step(*like, [TrialRow(tokens, 1000)], padding=0, device=device)
+        found = _microseconds(timed, right)
+        log.debug("gated delta nets of %d tokens: %s us, by %s", tokens, found, right)
+        times = [sum_ + us / tokens for sum_, us in zip(times, found, strict=True)]
+    best = min(range(len(right)), key=times.__getitem__)
+    return right[best] if times[best] < BETTER * times[0] else right[0]
 
 
-def right_candidates(
-    kind: str, step: TrialStep, candidates: Sequence[DeltaNetTiles]
-) -> list[DeltaNetTiles]:
+def right_candidates(step: TrialStep, candidates: Sequence[PromptTiles]) -> list[PromptTiles]:
     """The first, and those whose results are the same, twice to the bit."""
     found = [candidates[0]]
     expected = step.outcome(candidates[0])
@@ -113,7 +97,7 @@ def right_candidates(
         try:
             once, again = step.outcome(tiles), step.outcome(tiles)
             off = difference(once, expected)
-            problem = "" if off <= LARGEST_ERROR[kind] else f"results differ by {100 * off:.0f} %"
+            problem = "" if off <= LARGEST_ERROR else f"results differ by {100 * off:.0f} %"
             if not problem and difference(again, once):
                 problem = "results differ from call to call"
         except Exception as error:  # of the compiler, or of another version of Triton
@@ -121,13 +105,13 @@ def right_candidates(
                 torch.cuda.synchronize()  # raises if the GPU cannot be used any more
             problem = str(error).strip().partition("\n")[0] or type(error).__name__
         if problem:
-            log.warning("%s of gated delta nets: %s is not used: %s", kind, tiles, problem)
+            log.warning("prompts of gated delta nets: %s is not used: %s", tiles, problem)
         else:
             found.append(tiles)
     return found
 
 
-def _microseconds(step: TrialStep, candidates: Sequence[DeltaNetTiles]) -> list[float]:
+def _microseconds(step: TrialStep, candidates: Sequence[PromptTiles]) -> list[float]:
     """Median times of the step by each, in CUDA graphs."""
     from model_zoo.layers.gemm.timing import replayed_us, side_stream
 

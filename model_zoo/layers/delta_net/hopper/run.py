@@ -14,7 +14,6 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetState,
     DeltaNetWeights,
 )
-from model_zoo.layers.delta_net.reference import L2_EPS
 
 DIM = 128  # of keys and of values
 HALF = 64  # columns of a state that a warpgroup has
@@ -24,8 +23,6 @@ SCAN_STAGES = 3
 # multiplies.
 SCAN_REGISTERS = 200, 80, 32
 HALF_REGISTERS = 248, 96, 40  # of one that multiplies, that stores, that loads: 384
-DECODE_STAGES = 3
-DECODE_REGISTERS = 104, 40  # of a thread that has the inputs, that loads
 
 
 def local_hopper(
@@ -85,36 +82,4 @@ def scan_hopper(
         REGISTERS=registers[0], STORE_REGISTERS=registers[1], LOAD_REGISTERS=registers[2],
         num_warps=4,
         maxnreg=128, **dependent_launch(out.device),
-    )  # fmt: skip
-
-
-def decode_hopper(
-    qkv: Tensor,
-    z: Tensor,
-    b: Tensor,
-    a: Tensor,
-    weights: DeltaNetWeights,
-    state: DeltaNetState,
-    rows: DeltaNetRows,
-    out: Tensor,
-    programs: int = 132,
-) -> None:
-    """delta_net_decode of rows of one token at most."""
-    from model_zoo.layers.delta_net.hopper.decode import _decode
-
-    heads = state.state.shape[1]
-    snapshots, pool = rows.snapshots, state.state.flatten(1, 2)
-    units = rows.num_rows * state.key_heads
-    first, kept = (rows.slots,) * 2 if snapshots is None else (snapshots.first, snapshots.slots)
-    _decode[(min(programs, units),)](
-        tma_desc(pool, [1, DIM, DIM], 0), qkv, z, b, a, weights.conv, weights.a_log,
-        weights.dt_bias, weights.norm, state.conv, state.state, rows.cu_seqlens,
-        rows.cache_seqlens, rows.slots, first, kept, out, len(qkv), rows.num_rows, units,
-        weights.norm_eps, L2_EPS, qkv.stride(0), z.stride(0), b.stride(0), a.stride(0),
-        *weights.conv.stride(), state.conv.stride(0), state.state.stride(0),
-        0 if snapshots is None else kept.stride(0), HK=state.key_heads, HV=heads,
-        STAGES=DECODE_STAGES, BORDERS=0 if snapshots is None else kept.shape[1],
-        INPUT_REGISTERS=DECODE_REGISTERS[0],
-        LOAD_REGISTERS=DECODE_REGISTERS[1], num_warps=8, maxnreg=128,
-        **dependent_launch(out.device),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
     Snapshots,
 )
-from model_zoo.layers.delta_net.tiles import DeltaNetTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 
 FREE_SLOTS = 2
 
@@ -35,7 +35,7 @@ class TrialRow:
 
 # Rows of all kinds: snapshots at a row's first chunk, within it and at its end; lengths that are no
 # multiples of a chunk; rows that the decode kernel has, without a slot, without tokens.
-PROMPTS = (
+ROWS = (
     TrialRow(700, 0, 128),
     TrialRow(1, 63),
     TrialRow(90, 10, 64),
@@ -46,10 +46,6 @@ PROMPTS = (
     TrialRow(70, 5, has_slot=False),
     TrialRow(131, 61, 192),
     TrialRow(4, 700),
-)
-DECODE = tuple(
-    TrialRow(int(i % 11 != 3), 7 * i, (7 * i + 1) * (i % 4 == 1), has_slot=i % 13 != 5)
-    for i in range(20)
 )
 
 
@@ -70,11 +66,11 @@ class TrialStep:
     state: DeltaNetState
     rows: DeltaNetRows
 
-    def run(self, tiles: DeltaNetTiles) -> Tensor:
+    def run(self, tiles: PromptTiles) -> Tensor:
         """The step, whose states are changed."""
         return gated_delta_net(*self.inputs, self.weights, self.state, self.rows, tiles)
 
-    def outcome(self, tiles: DeltaNetTiles) -> Outcome:
+    def outcome(self, tiles: PromptTiles) -> Outcome:
         """Of a copy of the states."""
         state = DeltaNetState(self.state.conv.clone(), self.state.state.clone())
         return Outcome(replace(self, state=state).run(tiles), state)

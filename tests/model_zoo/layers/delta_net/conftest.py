@@ -35,8 +35,5 @@ def hopper_kernels() -> Iterator[None]:
     with (
         interpreted("_local", f"{HOPPER}.chunks", f"{HOPPER}.local"),
         interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "outputs", "scan"))),
-        interpreted(
-            "_decode", *(f"{HOPPER}.{name}" for name in ("chunks", "decode_inputs", "decode"))
-        ),
     ):
         yield

@@ -19,7 +19,6 @@ DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
 FULL_SIZE = [name for name in PROMPTS if " of " not in name]  # heads of 128
 IN_FP32 = "delta_net_prompts in fp32"  # emulates its products, and spills
-HOPPER_DECODE = [name for name in HOPPER_DELTA_NET if name.startswith("delta_net_decode")]
 HOPPER_PROMPTS = [
     (name, halves)
     for name in HOPPER_DELTA_NET
@@ -106,16 +105,6 @@ def test_programs_of_chunks_share_a_multiprocessor(shipped: Shipped):
             kernels = shipped[name]
             assert count(kernels["_chunk_local"]["operations"], "HGMMA") >= 16
             assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_prompt_inputs"))
-
-
-def test_hopper_moves_whole_states_through_shared_memory(shipped: Shipped):
-    """By instructions of their own, not by threads; nothing is spilled."""
-    for name in HOPPER_DECODE:
-        (kernel,) = shipped[name].values()
-        operations = kernel["operations"]
-        assert count(operations, "UTMALDG.3D") >= 1 and count(operations, "UTMASTG.3D") >= 1
-        assert count(operations, "LDS.128") >= 16 and count(operations, "STS.128") >= 16
-        assert kernel["stack"] == 0
 
 
 def test_hopper_has_the_gated_norm_where_a_program_has_a_whole_head(shipped: Shipped):

@@ -14,23 +14,23 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.delta_net.hopper import choose, run
 from model_zoo.layers.delta_net.hopper.trial import (
-    DECODE,
-    PROMPTS,
+    ROWS,
     TrialRow,
     TrialStep,
     difference,
     trial_step,
     without_snapshots,
 )
-from model_zoo.layers.delta_net.tiles import DecodeTiles, DeltaNetTiles, PromptTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 from model_zoo.layers.linear_factory import LinearFactory
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "hopper_kernels")
 FP32 = torch.float32
 FEW = (TrialRow(70, 0, 64), TrialRow(1, 63), TrialRow(12, 60, 64), TrialRow(9, has_slot=False))
-BY_TRITON = DeltaNetTiles(prompts=PromptTiles())
+BY_TRITON = PromptTiles()
 BY_HOPPER = [
-    DeltaNetTiles(prompts=PromptTiles(local_hopper=True, scan_halves=halves)) for halves in (1, 2)
+    PromptTiles(scan_halves=1),
+    *(PromptTiles(local_hopper=True, scan_halves=halves) for halves in (1, 2)),
 ]
 
 
@@ -48,22 +48,16 @@ def step_of(rows: tuple[TrialRow, ...], device: str) -> TrialStep:
 
 
 def test_kernels_whose_results_are_the_same_are_right(device: str):
-    step = step_of(FEW if device == "cpu" else PROMPTS, device)
+    step = step_of(FEW if device == "cpu" else ROWS, device)
     candidates = [BY_TRITON, *BY_HOPPER]
-    assert choose.right_candidates("prompts", step, candidates) == candidates
+    assert choose.right_candidates(step, candidates) == candidates
 
 
 def test_steps_without_snapshots_have_kernels_of_their_own(device: str):
     step = step_of(tuple(without_snapshots(FEW)), device)
     assert step.rows.snapshots is None
     candidates = [BY_TRITON, *BY_HOPPER]
-    assert choose.right_candidates("prompts", step, candidates) == candidates
-
-
-def test_decode_whose_results_are_the_same_is_right(device: str):
-    step = step_of(DECODE[:6] if device == "cpu" else DECODE, device)
-    candidates = [DeltaNetTiles(decode=DecodeTiles(hopper=hopper)) for hopper in (False, True)]
-    assert choose.right_candidates("decode", step, candidates) == candidates
+    assert choose.right_candidates(step, candidates) == candidates
 
 
 @pytest.mark.parametrize("fault", ["state", "conv", "out"])
@@ -81,7 +75,7 @@ def test_a_kernel_with_a_wrong_row_is_left_out_with_a_warning(
             state.conv[kept, 0, 0] += 1
 
     monkeypatch.setattr(run, "scan_hopper", wrong)
-    found = choose.right_candidates("prompts", step_of(FEW, device), [BY_TRITON, BY_HOPPER[1]])
+    found = choose.right_candidates(step_of(FEW, device), [BY_TRITON, BY_HOPPER[2]])
     assert found == [BY_TRITON]
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and "scan_halves=2" in record.getMessage()
@@ -95,7 +89,7 @@ def test_a_kernel_that_does_not_compile_is_left_out_with_a_warning(
 
     monkeypatch.setattr(run, "local_hopper", fail)
     step = step_of(FEW, device)
-    assert choose.right_candidates("prompts", step, [BY_TRITON, BY_HOPPER[0]]) == [BY_TRITON]
+    assert choose.right_candidates(step, [BY_TRITON, BY_HOPPER[1]]) == [BY_TRITON]
     assert caplog.messages[0].endswith("is not used: PassManager::run failed")
 
 
@@ -125,8 +119,8 @@ def test_a_start_chooses_for_all_layers(caplog: pytest.LogCaptureFixture):
     model = nn.ModuleList([layer_of(torch.bfloat16).cuda() for _ in range(2)])
     said = choose.choose_delta_net(model, FP32)
     assert not caplog.records
-    assert said.startswith("prompts by ") and " kernels, decode by " in said
     first, second = model
     assert isinstance(first, DeltaNet) and isinstance(second, DeltaNet)
-    assert first.tiles == second.tiles and first.tiles.prompts is not None
-    assert first.tiles.prompts.local_hopper == said.startswith("prompts by Hopper")
+    assert first.tiles == second.tiles and first.tiles is not None
+    by = "Triton" if first.tiles == BY_TRITON else "Hopper"
+    assert said == f"prompts by {by} kernels"

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
-from model_zoo.layers.delta_net.hopper.serves import serves_decode
 from model_zoo.layers.delta_net.inputs import Snapshots
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
-from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "hopper_kernels")
@@ -32,25 +30,6 @@ def prompts(case: DeltaNetCase, halves: int) -> Tensor:
         *case.arguments, plan, out, PromptTiles(local_hopper=True, scan_halves=halves)
     )
     return out
-
-
-def decode(case: DeltaNetCase) -> Tensor:
-    assert serves_decode(case.qkv, case.state, case.rows)
-    out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
-    delta_net_decode(*case.arguments, out, DecodeTiles(hopper=True))
-    return out
-
-
-def assert_decoded_right(case: DeltaNetCase) -> None:
-    """Output and pools are those of the definition, but for rounding and float32 sums."""
-    exact = case.double()
-    expected, found = gated_delta_net_reference(*exact.arguments), decode(case)
-    digit = DIGIT[case.qkv.dtype]
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=digit, atol=2e-5)
-    assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
-    torch.testing.assert_close(
-        case.state.state.cpu().double(), exact.state.state, rtol=2e-6, atol=2e-5
-    )
 
 
 def error(found: Tensor, expected: Tensor) -> float:
@@ -106,49 +85,6 @@ def test_a_state_within_a_row_is_kept_and_changes_no_bit(
     assert torch.equal(case.state.conv[4], cut.state.conv[2])
     assert torch.equal(case.state.state[:3], plain.state.state[:3])
     assert torch.equal(case.state.conv[:3], plain.state.conv[:3])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_of_one_token_are_right(device: str, dtype: torch.dtype):
-    """More states than a ring has places; new sequences, whose slots are not read; padding."""
-    case = of_prompts([1, 1, 0, 1, 0], [3, 0, 7, 100, 0], dtype=dtype, padding=3,
-                      slots=[4, 2, 0, 1, -1], device=device)  # fmt: skip
-    case.state.state[2] = float("nan")
-    case.state.conv[2] = float("nan")
-    free, before = [0, 3, 5, 6], case.copy()
-    assert_decoded_right(case)
-    assert torch.equal(case.state.state[free], before.state.state[free])
-
-
-def test_a_row_without_a_slot_stores_nothing(device: str):
-    case = of_prompts([1, 1], [2, 0], heads=(2, 4), slots=[-1, -1], device=device)
-    before = case.copy()
-    assert_decoded_right(case)
-    assert torch.equal(case.state.state, before.state.state)
-
-
-@pytest.mark.parametrize("first", [[6, 0, 20], [4, 1, 99]])
-def test_states_after_a_token_are_kept(device: str, first: list[int]):
-    table = int32([4, 5, 6, -1, 3, -1], device).view(3, 2)
-    case = of_prompts(
-        [1, 1, 1], [5, 0, 20], slots=[2, 1, 0], free_slots=4,
-        snapshots=Snapshots(int32(first, device), table), device=device,
-    )  # fmt: skip
-    assert_decoded_right(case)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("heads", [(16, 32), (16, 48), (16, 64)])
-@pytest.mark.parametrize("rows", [1, 5, 70, 300])
-def test_true_shapes_of_rows_of_one_token_on_a_gpu(heads: tuple[int, int], rows: int):
-    before = [(7 * i) % 50 for i in range(rows)]
-    case = of_prompts(
-        [1] * rows, before, heads=heads, dtype=torch.bfloat16, padding=4, device="cuda"
-    )
-    again = case.copy()
-    assert_decoded_right(case)
-    decode(again)
-    assert torch.equal(again.state.state, case.state.state)
 
 
 @HALVES
