@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +33,7 @@ RUN_SECONDS = 2.0
 # The GIL's switch interval: with Python's 5 ms, a kernel that takes the GIL twenty times would wait
 # for seconds.
 SWITCH_SECONDS = 0.0005
+Optional = Callable[[], AbstractContextManager[None]]
 
 
 def check_cache() -> None:
@@ -52,15 +53,16 @@ def check_cache() -> None:
 
 
 @contextmanager
-def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> Iterator[None]:
+def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> Iterator[Optional]:
     """Kernels launched inside are compiled, and not run.
 
     compilers: compiles them, and is closed on exit; else `threads` threads do, 0: one a core
 
     Their outputs stay uninitialized: code inside may compute with them, but neither read them on
-    the host nor index with them.  Exit waits for all kernels and raises compilation errors.
+    the host nor index with them.  Exit waits for all kernels and raises compilation errors, but
+    those of kernels that were launched inside of the yielded context manager alone: they are
+    raised when the kernel is launched.
     """
-    from triton import AsyncCompileMode
     from triton.runtime._async_compile import active_mode
     from triton.runtime.jit import JITFunction
 
@@ -77,11 +79,11 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
             _isolated_launcher_modules(),
             closing(compilers) if compilers is not None else nullcontext(),
             _Pool(count, compilers) as pool,
-            AsyncCompileMode(pool),
+            _compile_mode(pool) as optional,
         ):
             JITFunction.run = compile_only
             try:
-                yield
+                yield optional
             finally:
                 JITFunction.run = launch
                 sys.setswitchinterval(SWITCH_SECONDS)
@@ -89,6 +91,40 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     finally:
         sys.setswitchinterval(interval)
         active_mode.set(None)  # a kernel that does not compile leaves the mode active
+
+
+@contextmanager
+def _compile_mode(pool: ThreadPoolExecutor) -> Iterator[Optional]:
+    """Triton's asynchronous mode, which keeps errors of optional kernels to itself."""
+    from triton import AsyncCompileMode
+
+    needed, inside = set[Any](), False
+
+    class Mode(AsyncCompileMode):
+        def submit(self, key: Any, compile_fn: Any, finalize_fn: Any) -> Any:
+            if not inside:
+                needed.add(key)
+            return super().submit(key, compile_fn, finalize_fn)
+
+        def __exit__(self, *raised: Any) -> None:
+            others = [kernel for key, kernel in self.future_kernels.items() if key not in needed]
+            for kernel in others:
+                kernel.result(ignore_errors=True)
+            ended = {kernel.future for kernel in others}
+            self.raw_futures = [future for future in self.raw_futures if future not in ended]
+            super().__exit__(*raised)
+
+    @contextmanager
+    def optional() -> Iterator[None]:
+        nonlocal inside
+        inside = True
+        try:
+            yield
+        finally:
+            inside = False
+
+    with Mode(pool):
+        yield optional
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
+from model_zoo.layers.delta_net.hopper.choose import run_delta_net_candidates
 from model_zoo.layers.gemm.autotune import run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
@@ -25,7 +26,7 @@ from runtime.config import IMAGE_CACHE_BYTES, ConfigError
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
-from runtime.startup.device import free_bytes, is_out_of_memory
+from runtime.startup.device import choose_state_dtype, free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
 from runtime.startup.warm_up import WARM_UP_STATES, all_batch_kinds, largest, run
 
@@ -39,6 +40,7 @@ class MemoryProfiler:
         """plan: with the weights alone.  Raises ConfigError if nothing fits besides them."""
         self._plan, self._device, self._model = plan, engine_spec.device, model
         self._ranks = engine_spec.ranks
+        self._state_dtype = choose_state_dtype(engine_spec.requested.state_dtype)
         self._vocab_size = engine_spec.config.vocab_size
         # Resolved with more KV than there will be, so that no sequence can be longer.
         self._resolved = engine_spec.resolve_config(plan)
@@ -53,7 +55,9 @@ class MemoryProfiler:
         if find_spec("triton") is None:
             return
         check_cache()
-        with compiling_only(compilers), self._model.shortened():
+        with compiling_only(compilers) as optional, self._model.shortened():
+            with optional():
+                run_delta_net_candidates(self._model, self._state_dtype)
             run_expert_candidates(self._model)
             run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):

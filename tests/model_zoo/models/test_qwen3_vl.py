@@ -118,7 +118,7 @@ def changed(directory: Path, part: str, **fields: object) -> Path:
     ("part", "field", "value", "expected"),
     [
         ("vision_config", "out_hidden_size", 65, "the text model's hidden_size 64 is expected"),
-        ("vision_config", "num_heads", 5, "a divisor of hidden_size 48"),
+        ("vision_config", "num_heads", 5, "a divisor of hidden_size 128"),
         ("vision_config", "deepstack_visual_indexes", [0, 7], "ascending blocks from 0 to 2"),
         ("vision_config", "num_position_embeddings", 65, "a square number is expected"),
         ("vision_config", "hidden_act", "relu", "supported: gelu_pytorch_tanh"),

@@ -66,8 +66,14 @@ try:
         broken[(1,)](tensor(4))
 except Exception as error:
     print(error)
-with compiling_only(threads=2):
+with compiling_only(threads=2) as optional:
+    with optional():
+        broken[(1,)](tensor(4))
     print("entered again")
+try:
+    broken[(1,)](tensor(4))
+except Exception as error:
+    print("at its launch:", error)
 """
 LAUNCHERS = """
 from triton.runtime.build import compile_module_from_src
@@ -112,7 +118,14 @@ def test_what_is_called_is_compiled_and_loaded_once_and_launched_only_afterwards
 def test_a_kernel_that_does_not_compile_raises(tmp_path: Path):
     done = run(BROKEN, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "not_defined_anywhere" in done.stdout and "entered again" in done.stdout
+    assert "not_defined_anywhere" in done.stdout.split("entered again")[0]
+
+
+def test_an_optional_kernel_that_does_not_compile_raises_when_it_is_launched(tmp_path: Path):
+    done = run(BROKEN, tmp_path)
+    assert done.returncode == 0, done.stderr
+    after = done.stdout.split("entered again")[1]
+    assert "at its launch:" in after and "not_defined_anywhere" in after
 
 
 def test_a_kernel_cache_that_cannot_be_written_is_named(

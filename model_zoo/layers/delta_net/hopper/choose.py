@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -31,6 +31,12 @@ LARGEST_ERROR = 1 / 32
 # has the same bits however it is cut at multiples of 64.
 TIMED = 2048, 8192
 CALLS, REPLAYS = 3, 4
+CANDIDATES = (
+    PromptTiles(),
+    PromptTiles(scan_halves=1),
+    PromptTiles(local_hopper=True, scan_halves=1),
+    PromptTiles(local_hopper=True, scan_halves=2),
+)
 PADDING = 5
 log = logging.getLogger(__name__)
 
@@ -43,16 +49,31 @@ def choose_delta_net(model: nn.Module, state_dtype: torch.dtype) -> str:
     used, and a warning says so.
     Returns what the start report says of it, "" if there was no choice.
     """
-    layers = [module for module in model.modules() if isinstance(module, DeltaNet)]
-    if not layers or layers[0].token_by_token or not _is_for(layers[0]):
+    layers = _layers_with_a_choice(model)
+    if not layers:
         return ""
-    triton = PromptTiles()
-    candidates = [triton, replace(triton, scan_halves=1)]
-    candidates += [replace(triton, local_hopper=True, scan_halves=halves) for halves in (1, 2)]
-    tiles = _fastest(layers[0], state_dtype, candidates)
+    tiles = _fastest(layers[0], state_dtype, CANDIDATES)
     for layer in layers:
         layer.tiles = tiles
-    return f"prompts by {'Triton' if tiles == triton else 'Hopper'} kernels"
+    return f"prompts by {'Triton' if tiles == CANDIDATES[0] else 'Hopper'} kernels"
+
+
+def run_delta_net_candidates(model: nn.Module, state_dtype: torch.dtype) -> None:
+    """Run each candidate of choose_delta_net on steps of each kind, so that all are compiled."""
+    for layer in _layers_with_a_choice(model)[:1]:
+        like = layer.config, layer.conv.dtype, state_dtype
+        timed = [TrialRow(TIMED[0], 1000)]
+        for rows in (ROWS, without_snapshots(ROWS), timed):
+            padding = 0 if rows is timed else PADDING
+            step = trial_step(*like, rows, padding=padding, device=layer.conv.device)
+            for tiles in CANDIDATES:
+                with suppress(Exception):  # choose_delta_net warns of it
+                    step.run(tiles)
+
+
+def _layers_with_a_choice(model: nn.Module) -> list[DeltaNet]:
+    layers = [module for module in model.modules() if isinstance(module, DeltaNet)]
+    return layers if layers and not layers[0].token_by_token and _is_for(layers[0]) else []
 
 
 def _is_for(layer: DeltaNet) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -124,3 +126,24 @@ def test_a_start_chooses_for_all_layers(caplog: pytest.LogCaptureFixture):
     assert first.tiles == second.tiles and first.tiles is not None
     by = "Triton" if first.tiles == BY_TRITON else "Hopper"
     assert said == f"prompts by {by} kernels"
+
+
+@pytest.mark.gpu
+def test_what_a_start_has_compiled_in_parallel_is_all_that_the_choice_runs(tmp_path: Path):
+    from triton import knobs
+
+    from runtime.precompile.compiling import compiling_only
+
+    model = nn.ModuleList([layer_of(torch.bfloat16).cuda()])
+    compiled: list[str] = []
+
+    def listen(src: Any, **rest: object) -> None:
+        compiled.append(src.name)
+
+    with knobs.cache.scope(), knobs.compilation.scope():
+        knobs.cache.dir, knobs.compilation.listener = str(tmp_path), listen
+        with compiling_only() as optional, optional():
+            choose.run_delta_net_candidates(model, FP32)
+        before = len(compiled)
+        choose.choose_delta_net(model, FP32)
+    assert before and compiled[before:] == []
