@@ -33,7 +33,7 @@ from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, rendezvous
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
 
-ROWS = (1, 8, 32, 128, 512, 2048)
+ROWS = (1, 8, 32, 128, 512, 2048, 4096, 8192)
 CALLS, RUNS, REPLAYS = 40, 7, 20  # calls of a graph, timings, replays of a timing
 DTYPE, EPS = torch.bfloat16, 1e-6
 Call = Callable[[int], object]

@@ -1,6 +1,6 @@
 """Whether the fused all-reduce works between the GPUs of this host: its results at start.
 
-Peer access that a driver promises and a host does not keep, or a signal that never comes, would
+Peer access that a driver promises and a host does not keep, or a part that never comes, would
 otherwise be wrong tokens, or ranks that wait for ever.
 """
 

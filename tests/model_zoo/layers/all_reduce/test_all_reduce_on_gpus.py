@@ -1,4 +1,4 @@
-"""The barrier and the bits of the all-reduce on GPUs: two streams, and processes, of one; two."""
+"""The waits and the bits of the all-reduce on GPUs: two streams, and processes, of one; two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.gpu
 
 
 def run(*arguments: str) -> str:
-    """In a process of its own: a barrier that never opens would hang this one."""
+    """In a process of its own: a wait that never ends would hang this one."""
     command = [sys.executable, "-m", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
