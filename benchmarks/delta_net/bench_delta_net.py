@@ -7,8 +7,10 @@ one layer, with:
 
   bytes   of the states, read and written once, and of the tokens' inputs and outputs
   share   of the bandwidth of a copy, which is measured first: bytes / microseconds / it
-  fla     flash-linear-attention's chunk_gated_delta_rule of the same prompt, where that package is
+  fla     flash-linear-attention's chunk_gated_delta_rule of the same prompt, or its
+          fused_recurrent_gated_delta_rule of the same rows of one token, where that package is
           installed: without convolution, gates and gated norm, which the other column has
+  mul_    PyTorch's multiplication of the states of rows that decode, in place
 
 --tokens k gives each row that decodes k tokens.  --kernels hopper: prompts by the kernels that a
 start on Hopper tries.  --all prints each of the tiles that can be chosen.
@@ -70,8 +72,6 @@ DECODE_TILES = [
     DecodeTiles(block_v=64, warps=4, registers=168),
     DecodeTiles(block_v=128, warps=4),
     DecodeTiles(block_v=32, warps=4),
-    DecodeTiles(block_v=32, warps=4, registers=128),
-    DecodeTiles(block_v=32, warps=4, registers=96),
     DecodeTiles(block_v=32, warps=2, registers=168),
     DecodeTiles(block_v=16, warps=2, registers=128),
 ]
@@ -79,7 +79,7 @@ KERNELS = {
     "triton": PromptTiles(),
     "hopper": PromptTiles(local_hopper=True, scan_halves=1),
 }
-Call = Callable[[DeltaNetStep], object]
+Call = Callable[[DeltaNetStep, Tensor], object]  # of a step, into out
 
 
 def planned(step: DeltaNetStep) -> DeltaNetStep:
@@ -107,40 +107,45 @@ def check(step: DeltaNetStep, tiles: PromptTiles | None = None) -> tuple[float, 
 
 def candidates(step: DeltaNetStep) -> dict[str, Call]:
     """By name, each way to launch the kernels."""
-    out = torch.empty(step.z.shape, dtype=BF16, device="cuda")
     if step.rows.max_tokens <= MAX_DECODE_TOKENS:
         return {
-            str(tiles): lambda s, t=tiles: delta_net_decode(*s.arguments, out, t)
+            str(tiles): lambda s, out, t=tiles: delta_net_decode(*s.arguments, out, t)
             for tiles in DECODE_TILES
         }
     return {
-        str(tiles): lambda s, t=tiles: delta_net_prompts(*s.arguments, s.rows.chunks, out, t)
+        str(tiles): lambda s, out, t=tiles: delta_net_prompts(*s.arguments, s.rows.chunks, out, t)
         for tiles in TILES
     }
 
 
 def fla_call(steps: list[DeltaNetStep], value_heads: int) -> Callable[[int], object] | None:
-    """The recurrence of a prompt by flash-linear-attention, on tensors of their own."""
-    if find_spec("fla") is None:
+    """The recurrence by flash-linear-attention, on tensors of their own: of a prompt, or of rows of
+    one token, whose states it writes elsewhere."""
+    rows, tokens = steps[0].rows.num_rows, steps[0].rows.max_tokens
+    decodes = tokens == 1
+    if find_spec("fla") is None or (rows > 1 and not decodes):
         return None
-    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # pyright: ignore
+    from fla.ops.gated_delta_rule import (  # pyright: ignore
+        chunk_gated_delta_rule,
+        fused_recurrent_gated_delta_rule,
+    )
 
-    tokens = len(steps[0].qkv)
+    rule = fused_recurrent_gated_delta_rule if decodes else chunk_gated_delta_rule
 
     def noise(heads: int) -> Tensor:
-        return torch.randn(1, tokens, heads, DIM, device="cuda").to(BF16)
+        return torch.randn(rows, tokens, heads, DIM, device="cuda").to(BF16)
 
     sets = []
     for _ in steps[:4]:
         q, k = (noise(KEY_HEADS).repeat_interleave(value_heads // KEY_HEADS, 2) for _ in range(2))
-        g, beta = (torch.rand(1, tokens, value_heads, device="cuda") for _ in range(2))
-        state = torch.randn(1, value_heads, DIM, DIM, device="cuda").mul_(0.1)
+        g, beta = (torch.rand(rows, tokens, value_heads, device="cuda") for _ in range(2))
+        state = torch.randn(rows, value_heads, DIM, DIM, device="cuda").mul_(0.1)
         sets.append((q, k, noise(value_heads), -g * 0.1, beta.to(BF16), state))
 
     def call(index: int) -> object:
         q, k, v, g, beta, state = sets[index % len(sets)]
-        return chunk_gated_delta_rule(
-            q, k, v, g, beta, initial_state=state, output_final_state=True,
+        return rule(
+            q, k, v, g=g, beta=beta, initial_state=state, output_final_state=True,
             use_qk_l2norm_in_kernel=True,
         )  # fmt: skip
 
@@ -156,13 +161,19 @@ def measure(
         found["errors"] = check(steps[0], tiles)
     calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments, tiles)]
     ways = candidates(steps[0]) if arguments.all else {}
-    calls += [lambda i, way=way: way(steps[i]) for way in ways.values()]
-    fla = fla_call(steps, value_heads) if len(lens) == 1 and lens[0] > MAX_DECODE_TOKENS else None
+    out = torch.empty(steps[0].z.shape, dtype=BF16, device="cuda")
+    calls += [lambda i, way=way: way(steps[i], out) for way in ways.values()]
+    decodes = steps[0].rows.max_tokens <= MAX_DECODE_TOKENS
+    if decodes:
+        calls.append(lambda i: steps[i].state.state.mul_(0.999))
+    fla = fla_call(steps, value_heads)
     if fla is not None:
         calls.append(fla)
-    times = [timer.replay([timer.capture(call, len(steps))])[0].us for call in calls]
+    samples = timer.replay([timer.capture(call, len(steps)) for call in calls])
+    times = [sample.us for sample in samples]
     found["us"], found["bytes"] = times[0], steps[0].state_bytes + steps[0].token_bytes
-    found["fla"] = None if fla is None else times[-1]
+    found["fla"] = None if fla is None else times.pop()
+    found["mul"] = times.pop() if decodes else None
     found["all"] = dict(zip(ways, times[1:], strict=False))
     return found
 
@@ -173,6 +184,8 @@ def line(found: dict, bandwidth: float) -> str:
     text += f"{found['bytes'] / 1e6:>9.1f} {share:>5.0f} %"
     if found["fla"] is not None:
         text += f"  fla {found['fla']:.1f} ({found['fla'] / found['us']:.2f} times as long)"
+    if found["mul"] is not None:
+        text += f"  mul_ {found['mul']:.1f}"
     if "errors" in found:
         text += "  errors of output {:.1e}, states {:.1e}".format(*found["errors"])
     for name, us in found["all"].items():

@@ -166,7 +166,7 @@ def _delta_net_decode(
     tap_channel, tap, conv_slot, state_slot, snapshots_row, HK: tl.constexpr, HV: tl.constexpr,
     DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
     COLUMNS: tl.constexpr, HEADS: tl.constexpr, MAX_TOKENS: tl.constexpr, BORDERS: tl.constexpr,
-    PREFETCHED: tl.constexpr, EVICT: tl.constexpr, DEPENDENT: tl.constexpr,
+    PREFETCHED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     PARTS: tl.constexpr = DV // BLOCK_V
     GROUP: tl.constexpr = HV // HK
@@ -195,7 +195,7 @@ def _delta_net_decode(
         wait_for_launcher()
     column = part * BLOCK_V + tl.arange(0, BLOCK_V)
     at = tl.arange(0, DK)[:, None] * DV + column[None, :]
-    s = tl.load(STATE + at, mask=continued, other=0.0, eviction_policy=EVICT).to(tl.float32)
+    s = tl.load(STATE + at, mask=continued, other=0.0).to(tl.float32)
     query = head // GROUP * DK + tl.arange(0, DK)
     key, value = HK * DK + query, 2 * HK * DK + head * DV + column
     no_key = tl.zeros([DK], CONV.dtype.element_ty)
@@ -221,7 +221,7 @@ def _delta_net_decode(
                 if kept >= 0:
                     tl.store(STATE_POOL + kept * state_slot + at, s.to(STATE.dtype.element_ty))
     if has_slot:
-        tl.store(STATE + at, s.to(STATE.dtype.element_ty), eviction_policy=EVICT)
+        tl.store(STATE + at, s.to(STATE.dtype.element_ty))
     if SNAPSHOTS is not None:
         for border in range(BORDERS):
             kept = tl.load(SNAPSHOTS + row * snapshots_row + border).to(tl.int64)
@@ -278,6 +278,6 @@ def delta_net_decode(
         COLUMNS=triton.next_power_of_2(size - 1),
         HEADS=triton.next_power_of_2(value_heads // key_heads), MAX_TOKENS=most,
         BORDERS=0 if snapshots is None else snapshots.slots.shape[1], PREFETCHED=tiles.prefetched,
-        EVICT=tiles.evict, num_warps=tiles.warps, maxnreg=tiles.registers,
+        num_warps=tiles.warps, maxnreg=tiles.registers,
         **dependent_launch(qkv.device),
     )  # fmt: skip

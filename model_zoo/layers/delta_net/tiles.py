@@ -12,14 +12,12 @@ class DecodeTiles:
     block_v     columns of a state that a program has
     registers   of a thread, at most
     prefetched  rows whose states are prefetched before the preceding kernel has ended
-    evict       eviction policy of the states' loads and stores
     """
 
     block_v: int = 64
     warps: int = 2
     registers: int = 255
     prefetched: int = 4
-    evict: str = "evict_first"
 
 
 @dataclass(frozen=True, slots=True)
