@@ -23,9 +23,10 @@ def test_bytes_are_those_of_states_and_of_tokens():
     conv_dim = 2 * 2 * 16 + 4 * 16
     assert step.state_bytes == 2 * 3 * (4 * 16 * 16 * 4 + conv_dim * 3 * 2)
     assert step.token_bytes == 3 * 2 * (conv_dim + 2 * 4 * 16 + 2 * 4)
-    found = {"rows": 3, "tokens": 1, "us": 2.0, "bytes": 4e6, "fla": 4.0, "all": {"4 warps": 3.0}}
-    text = line(found, 4.0)
-    assert " 50 %" in text and "2.00 times as long" in text and "3.0  4 warps" in text
+    found = {"rows": 3, "tokens": 1, "us": 2.0, "bytes": 4e6}
+    text = line(found | {"fla": 4.0, "mul": 1.5, "all": {"4 warps": 3.0}}, 4.0)
+    assert " 50 %" in text and "2.00 times as long" in text
+    assert "mul_ 1.5" in text and "3.0  4 warps" in text
 
 
 @pytest.mark.usefixtures("small")

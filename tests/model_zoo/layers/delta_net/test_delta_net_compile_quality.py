@@ -81,8 +81,8 @@ def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(s
         (kernel,) = shipped[name].values()
         # 64 columns of a state are 32 KB, or 16, by 64 threads of 16 bytes a load.
         loads = 16 if "bf16" in name else 32
-        assert count(kernel["operations"], "LDG.E.EF.128") >= loads
-        assert count(kernel["operations"], "STG.E.EF.128") >= loads
+        assert count(kernel["operations"], "LDG.E.128") >= loads
+        assert count(kernel["operations"], "STG.E.128") >= loads
         assert kernel["resident"] >= 2, "nothing is in flight while a program computes"
 
 
