@@ -6,6 +6,8 @@ import ctypes
 import logging
 import math
 import mmap
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -42,17 +44,17 @@ class _PinnedMemory(mmap.mmap):
     return their errors, while those of the CUDA runtime also leave them to PyTorch's next launch.
     """
 
-    _address = 0  # where it is pinned
+    _unpin: Callable[[], object] | None = None
 
     def pin(self, address: int) -> int:
         """Returns the driver's error, 0 if there is none."""
-        register = ctypes.CDLL("libcuda.so.1").cuMemHostRegister_v2
-        register.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint)
-        code: int = register(address, len(self), 0)
+        driver = ctypes.CDLL("libcuda.so.1")
+        start = ctypes.c_void_p(address)
+        code: int = driver.cuMemHostRegister_v2(start, ctypes.c_size_t(len(self)), ctypes.c_uint(0))
         if code == 0:
-            self._address = address
+            self._unpin = partial(driver.cuMemHostUnregister, start)
         return code
 
     def __del__(self) -> None:
-        if self._address:
-            ctypes.CDLL("libcuda.so.1").cuMemHostUnregister(ctypes.c_void_p(self._address))
+        if self._unpin is not None:
+            self._unpin()

@@ -18,8 +18,10 @@ class Driver:
     def __init__(self, code: int = 0) -> None:
         self.calls: list[tuple[str, int]] = []
 
-        def register(address: int, num_bytes: int, flags: int) -> int:
-            self.calls.append(("register", num_bytes))
+        def register(
+            address: ctypes.c_void_p, num_bytes: ctypes.c_size_t, flags: ctypes.c_uint
+        ) -> int:
+            self.calls.append(("register", num_bytes.value))
             return code
 
         def unregister(address: ctypes.c_void_p) -> int:
