@@ -38,7 +38,8 @@ def encoder_attention(qkv: Tensor, seqlens: Seqlens, *, kernel: KernelName | Non
 
 @cache
 def kernel_for(device: torch.device, head_dim: int, dtype: torch.dtype) -> KernelName:
-    """Triton supports GPUs from compute capability 8.0 on; others, and CPUs, run PyTorch's.
+    """Triton supports GPUs from compute capability 8.0 on; others, CPUs, and heads of other sizes
+    than HEAD_DIMS run PyTorch's.
 
     For compute capability 9.0 ptxas compiles the plain kernel wrongly in half precision.
     """

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype, *, what: str) -> Tensor:
-    """Uninitialized pinned memory of about this size, for a process with a CUDA context.
+    """Uninitialized pinned memory of about this size, on a thread that has used CUDA.
 
     PyTorch's own allocator rounds up to a power of two: 5 GiB would be 8.  Where the memory cannot
     be pinned, a warning says so, and names it as `what`; it can be used as any other.

@@ -69,7 +69,9 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     launch = JITFunction.run
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return launch(self, *args, grid=grid, warmup=True, **options)
+        kernel = launch(self, *args, grid=grid, warmup=True, **options)
+        mode.launched(kernel)
+        return kernel
 
     count = threads or min(MAX_THREADS, len(os.sched_getaffinity(0)))
     fix_cache_keys()
@@ -79,11 +81,11 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
             _isolated_launcher_modules(),
             closing(compilers) if compilers is not None else nullcontext(),
             _Pool(count, compilers) as pool,
-            _compile_mode(pool) as optional,
+            _compile_mode(pool) as mode,
         ):
             JITFunction.run = compile_only
             try:
-                yield optional
+                yield mode.optional
             finally:
                 JITFunction.run = launch
                 sys.setswitchinterval(SWITCH_SECONDS)
@@ -93,38 +95,37 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
         active_mode.set(None)  # a kernel that does not compile leaves the mode active
 
 
-@contextmanager
-def _compile_mode(pool: ThreadPoolExecutor) -> Iterator[Optional]:
+def _compile_mode(pool: ThreadPoolExecutor) -> Any:
     """Triton's asynchronous mode, which keeps errors of optional kernels to itself."""
     from triton import AsyncCompileMode
 
-    needed, inside = set[Any](), False
-
     class Mode(AsyncCompileMode):
-        def submit(self, key: Any, compile_fn: Any, finalize_fn: Any) -> Any:
-            if not inside:
-                needed.add(key)
-            return super().submit(key, compile_fn, finalize_fn)
+        def __init__(self) -> None:
+            super().__init__(pool)
+            self._needed, self._is_optional = set[int](), False
+
+        @contextmanager
+        def optional(self) -> Iterator[None]:
+            self._is_optional = True
+            try:
+                yield
+            finally:
+                self._is_optional = False
+
+        def launched(self, kernel: Any) -> None:
+            """A kernel that was optional first is needed as soon as another launch is not."""
+            if not self._is_optional:
+                self._needed.add(id(kernel))
 
         def __exit__(self, *raised: Any) -> None:
-            others = [kernel for key, kernel in self.future_kernels.items() if key not in needed]
+            others = [one for one in self.future_kernels.values() if id(one) not in self._needed]
             for kernel in others:
                 kernel.result(ignore_errors=True)
             ended = {kernel.future for kernel in others}
             self.raw_futures = [future for future in self.raw_futures if future not in ended]
             super().__exit__(*raised)
 
-    @contextmanager
-    def optional() -> Iterator[None]:
-        nonlocal inside
-        inside = True
-        try:
-            yield
-        finally:
-            inside = False
-
-    with Mode(pool):
-        yield optional
+    return Mode()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
-# A replay is long beside its two events: so many calls, or fewer that read so many bytes.
+# At least MIN_CALLS, so that a replay takes long beside its two events; fewer if they read so much.
 LONG_BYTES = 1 << 30
 MIN_CALLS, REPLAYS = 6, 5
 # Of many rows, which take longer and vary less.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model_zoo.config import read_config
+from model_zoo.layers.delta_net import block
 from model_zoo.layers.moe.block import MoE
 from tests.support.models.loaded_model import load_model
 from tests.support.models.paged_forward import PagedRow
@@ -30,6 +31,23 @@ def test_logits_equal_those_of_transformers(kind: str, tmp_path: Path):
     for cuts in STEPS:
         logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, cuts)
         assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
+def test_one_product_for_all_projections_of_a_delta_net_gives_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Which aligned rows allow: 8 value heads, where these have 2."""
+    monkeypatch.setattr(block, "ALIGNED", 4)
+    reference = write_checkpoint("qwen3.5-text", tmp_path)
+    config = read_config(tmp_path)
+    model = load_model(config, tmp_path, dtype=torch.float32, device=CPU)
+    mixers = [module for module in model.modules() if isinstance(module, block.DeltaNet)]
+    assert mixers and all(mixer.ba is None for mixer in mixers)
+    tokens = torch.randint(config.vocab_size, (LENGTH,))
+    with torch.inference_mode():
+        expected = reference(tokens[None]).logits[0].float()
+    logits = PagedRow(model, config, torch.float32).feed_in_steps(tokens, STEPS[2])
+    assert (logits - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("kind", KINDS)

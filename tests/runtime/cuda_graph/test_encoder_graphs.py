@@ -119,7 +119,7 @@ def check_replays(
     launched = encode_all()
     graphs.capture(pool_of(device))
     assert set(graphs.captured) == set(rows)
-    # The second time stale rows of all images are behind the patches.
+    # The second time the pool has outputs of other images.
     for found in (encode_all(), encode_all()):
         for image, one, wanted in zip(images, found, launched, strict=True):
             assert one is not None and wanted is not None

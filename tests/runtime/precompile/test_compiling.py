@@ -60,6 +60,14 @@ from runtime.precompile.compiling import compiling_only
 def broken(pointer):
     not_defined_anywhere(pointer)
 
+@triton.jit
+def optional_one(pointer):
+    not_defined_either(pointer)
+
+@triton.jit
+def needed_later(pointer):
+    not_there(pointer)
+
 driver.set_active(CompileOnly())
 try:
     with compiling_only(threads=2):
@@ -68,12 +76,19 @@ except Exception as error:
     print(error)
 with compiling_only(threads=2) as optional:
     with optional():
-        broken[(1,)](tensor(4))
+        optional_one[(1,)](tensor(4))
     print("entered again")
 try:
-    broken[(1,)](tensor(4))
+    optional_one[(1,)](tensor(4))
 except Exception as error:
     print("at its launch:", error)
+try:
+    with compiling_only(threads=2) as optional:
+        with optional():
+            needed_later[(1,)](tensor(4))
+        needed_later[(1,)](tensor(4))
+except Exception as error:
+    print("needed:", error)
 """
 LAUNCHERS = """
 from triton.runtime.build import compile_module_from_src
@@ -125,7 +140,12 @@ def test_an_optional_kernel_that_does_not_compile_raises_when_it_is_launched(tmp
     done = run(BROKEN, tmp_path)
     assert done.returncode == 0, done.stderr
     after = done.stdout.split("entered again")[1]
-    assert "at its launch:" in after and "not_defined_anywhere" in after
+    assert "at its launch:" in after and "not_defined_either" in after
+
+
+def test_a_kernel_that_is_optional_in_one_place_and_needed_in_another_raises(tmp_path: Path):
+    done = run(BROKEN, tmp_path)
+    assert "not_there" in done.stdout.partition("needed:")[2], done.stderr
 
 
 def test_a_kernel_cache_that_cannot_be_written_is_named(
