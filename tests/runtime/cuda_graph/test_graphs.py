@@ -201,13 +201,17 @@ def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
     assert graphs.fit(17, 17) == Bucket(32, 32, True)
 
 
-def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
-    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def let_no_capture_succeed(fake: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(bucket: Bucket) -> None:
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs.executor.graphs, "capture", fail)
+    monkeypatch.setattr(fake.executor.graphs, "capture", fail)
+
+
+def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
+    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    let_no_capture_succeed(graphs, monkeypatch)
     assert graphs.executor.measure_graphs() == 0
     assert "not permitted" in caplog.text
     graphs.executor.capture_startup_set()
@@ -217,10 +221,7 @@ def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
 def test_a_rank_that_cannot_capture_ends_instead_of_leaving_the_others_to_their_sums(
     graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(bucket: Bucket) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(graphs.executor.graphs, "capture", fail)
+    let_no_capture_succeed(graphs, monkeypatch)
     graphs.executor.must_capture = True
     with pytest.raises(RuntimeError, match="not permitted"):
         graphs.executor.measure_graphs()
@@ -291,10 +292,7 @@ def test_the_encoders_graphs_are_counted_and_captured_at_the_start(
 def test_where_no_step_can_be_captured_the_encoder_is_not_tried(
     seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(bucket: Bucket) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(seeing.executor.graphs, "capture", fail)
+    let_no_capture_succeed(seeing, monkeypatch)
     encoder = seeing.executor._encoder_graphs = CountedEncoder()
     assert seeing.executor.measure_graphs() == 0
     seeing.executor.capture_startup_set()
