@@ -56,7 +56,10 @@ def bench_shape(arguments: argparse.Namespace) -> None:
     from runtime.startup.loading import load
 
     with tempfile.TemporaryDirectory() as folder:
-        path = write_model(arguments.shape, Path(folder) / "model", layers=arguments.layers)
+        path = write_model(
+            arguments.shape, Path(folder) / "model", layers=arguments.layers,
+            quantization=arguments.format,
+        )  # fmt: skip
         config = EngineConfig(
             model=str(path), device="cuda", load_format="dummy", max_num_seqs=max(arguments.rows),
             max_model_len=max(8192, *arguments.contexts), gpu_memory=arguments.gpu_memory,
@@ -97,6 +100,7 @@ def main() -> None:
         "--batched-tokens", type=int, default=0, help="with --shape, of a step at most: less memory"
     )
     parser.add_argument("--deterministic", action="store_true", help="with --shape, its kernels")
+    parser.add_argument("--format", default=None, help="with --shape, of weights: as bench_loads")
     parser.add_argument(
         "--quantization", choices=["auto", "fp8"], default="auto", help="with --shape, of weights"
     )

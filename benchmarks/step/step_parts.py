@@ -149,7 +149,7 @@ def bench_steps(
     sizes, pool = sizes_of(runner), runner._step.kv
     for tensor in (pool.k, pool.v):
         for layer in tensor:
-            layer.normal_()
+            layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))
     rng = random.Random(0)
     pages = rng.sample(range(pool.num_pages), pool.num_pages)
     heads = "".join(f"{name:>10}" for name in [*PARTS, "small", "gaps"])

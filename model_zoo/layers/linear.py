@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
-from model_zoo.layers.gemm.implementations import BUCKETS, GemmImpl
+from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
@@ -363,9 +363,19 @@ class SwigluLinear(Linear):
             gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
+        scales = None if consumer is None else consumer.input_scales(len(x))
+        few = self.gemm_of(len(x))
+        if (
+            scales is None
+            and isinstance(few, GatingGemm)
+            and isinstance(x, Tensor)
+            and few.gates(len(x), self.operand)
+            and not self.is_batch_invariant  # more rows would be rounded otherwise
+        ):
+            gate: Gate = "gelu" if self.gelu else "silu"
+            return few.multiply(x.contiguous(), self.operand, self.bias, gate)
         both = self(x)
         if fused_kernels.use_fused_kernels(both.device):
-            scales = None if consumer is None else consumer.input_scales(len(both))
             if scales is not None:
                 from model_zoo.layers.quantized_gemm.quantize_rows import silu_mul_quantize
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -62,6 +63,38 @@ class GemmImpl(Protocol):
         ...
 
 
+# Of weights that a multiprocessor asks for at once: two to three times what an H200's memory has to
+# deliver within its latency.  With more, what others read waits behind them: norms between GEMMs of
+# eight rows took 5.1 us with 192 KiB and 4.1 with 96; with 64 KiB or fewer GEMMs were slower.
+IN_FLIGHT = 96 << 10
+
+Gate = Literal["silu", "gelu"]  # gelu: its approximation by tanh
+
+
+class GatingGemm(ABC):
+    """A GEMM of few rows that can also compute the gated activation of its output."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
+        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]; with a gate [M, N / 2]: the
+        activation of its first half times its second."""
+
+    def gates(self, rows: int, weight: Any) -> bool:
+        """Whether it computes a gate of so many rows of x."""
+        return True
+
+    def run(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """As GemmImpl.run."""
+        return self.multiply(x, weight, bias, None)
+
+
+def units_in_flight(unit_bytes: int, stages: int, resident: int = 1) -> int:
+    """Units of a ring that one of `resident` programs of a multiprocessor asks for at once."""
+    return max(1, min(stages, -(-IN_FLIGHT // (resident * unit_bytes))))
+
+
 @dataclass(frozen=True, slots=True)
 class CublasGemm:
     """cuBLAS, with x zero-padded to `rows` rows, for which it may have a faster kernel."""
@@ -115,7 +148,7 @@ class SplitK:
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyGemm:
+class SkinnyGemm(GatingGemm):
     """skinny_hopper.py: compute capability 9.0."""
 
     name = "few rows (Hopper)"
@@ -139,22 +172,25 @@ class SkinnyGemm:
         fits = fits and rows <= MAX_ROWS and width <= 2 * MAX_ROWS
         return fits and inputs % 8 == 0 and blocks % self.split_units == 0
 
-    def run(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Tensor:
+        """As GatingGemm.multiply."""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.gemm.skinny_hopper import _skinny_gemm
 
         (rows, inputs), outputs = x.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
-        out = x.new_empty(rows, outputs)
         parts, arrived = workspace(x.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
+        halves = 1 if gate is None else 2
+        out = x.new_empty(rows, outputs // halves)
+        unit_bytes = self.block_n * self.block_k * weight.element_size()
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
-            tma_desc(weight, [self.block_n, columns]), tma_desc(x, [height, columns]), parts,
-            arrived, out, bias, rows, outputs, k_blocks, self.split_units, FOLD=self.fold,
-            STAGES=self.stages, X_STAGES=self.x_stages, num_warps=4,
+            tma_desc(weight, [self.block_n // halves, columns]), tma_desc(x, [height, columns]),
+            parts, arrived, out, bias, rows, outputs, k_blocks, self.split_units,
+            units_in_flight(unit_bytes, self.stages), FOLD=self.fold, STAGES=self.stages,
+            X_STAGES=self.x_stages, GATE=gate or "", num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(x.device),
         )  # fmt: skip

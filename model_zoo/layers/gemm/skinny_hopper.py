@@ -1,20 +1,24 @@
-"""y = x W^T for few rows on Hopper (sm_90), in Gluon: one warp loads, four compute.
+"""y = x W^T for few rows on Hopper (sm_90), in Gluon: two warps load, four compute.
 
 skinny_gemm: stream-K over the weights' units, an equal contiguous share for each program.
   unit      BLOCK_N rows of W by BLOCK_K columns; units of a tile of rows are consecutive, so that a
             program's share is whole tiles and at most two partial tiles
   grid      any number of programs; no program waits for another
-  load warp fills the ring with weights before it waits for the preceding kernel, on which they do
-            not depend.  Then x, in a ring of its own, since it comes from L2
+  loads     one warp fills the ring of weights, which do not depend on the preceding kernel, without
+            a wait for it.  It asks for few units at once: more would only lengthen the queue at the
+            memory, in which the small kernels between two GEMMs stand, too.  The other waits, then
+            loads x, in a ring of its own, since it comes from L2
   compute   four warps: W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M] by wgmma, so that the
             rows of x, padded to at least 8, are the N side; float32 accumulation
   fold      wgmma has 64 rows: for a tile with fewer, FOLD column runs of a unit are stacked in W's
             rows and in x's, and the products of different runs are discarded
   parts     partial sums of split tiles go to a workspace; the last program to arrive adds them in
             the order of the columns: deterministic
+  GATE      W has N / 2 gates and N / 2 ups, and y is silu(gate) * up or gelu(gate) * up; a tile
+            has BLOCK_N / 2 of both
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
             None
-  writes    y [M, N], contiguous
+  writes    y [M, N], or [M, N / 2] with GATE, contiguous
   bound     memory: 2 * N * K bytes
   checked   tests/model_zoo/layers/gemm/test_gemm.py on a GPU, against float64
 """
@@ -28,45 +32,38 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import copy, share, unfold, write_part
+from model_zoo.layers.gemm.stream_k_hopper import (
+    copy_rows,
+    load_x,
+    share,
+    unfold,
+    wait_for_room,
+    write_part,
+)
 
 
 @gluon.jit
-def _load(
-    w_desc, x_desc, weights, rows, w_full, x_full, empty, N, k_blocks, split_units,
-    FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
+def _load_weights(
+    w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD: gl.constexpr,
+    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The load warp.  It fills its ring of weights before the wait."""
-    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
+    """The warp that loads weights."""
     STAGES: gl.constexpr = weights.shape[0]
-    X_STAGES: gl.constexpr = rows.shape[0]
-    begin, count = share(N, k_blocks, split_units, BLOCK_N)
-    filled = gl.minimum(count, STAGES)
-    for i in range(filled):
-        unit = begin + i
-        copy(w_desc, weights, w_full, unit // k_blocks * BLOCK_N, unit, i, k_blocks, FOLD)
+    begin, count = share(N, k_blocks, split_units, weights.shape[1] // FOLD)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
-    for i in range(gl.minimum(count, X_STAGES)):
-        copy(x_desc, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
-    for i in range(count - X_STAGES):
-        stage = i % STAGES
-        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        copy(x_desc, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
-        if i + STAGES < count:
-            unit = begin + i + STAGES
-            row = unit // k_blocks * BLOCK_N
-            copy(w_desc, weights, w_full, row, unit, stage, k_blocks, FOLD)
+    for i in range(count):
+        wait_for_room(w_full, empty, i, ahead, STAGES)
+        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, GATED)
 
 
 @gluon.jit
 def _compute(
     weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-    FOLD: gl.constexpr,
+    FOLD: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Four warps: wgmma over the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -93,17 +90,19 @@ def _compute(
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             write_part(
                 unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, 1, 0, GATE,
             )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units"])
+@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units", "ahead"])
 def _skinny_gemm(
-    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-    FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, ahead,
+    FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, GATE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
+    """GATE: "silu", "gelu" or ""."""
     COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
-    HEIGHT: gl.constexpr = FOLD * w_desc.block_type.shape[0]
+    HEIGHT: gl.constexpr = FOLD * w_desc.block_type.shape[0] * (1 if GATE == "" else 2)
     WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
     weights = gl.allocate_shared_memory(w_desc.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
@@ -113,12 +112,16 @@ def _skinny_gemm(
         [
             (_compute, (
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-                split_units, FOLD,
+                split_units, FOLD, GATE,
             )),
-            (_load, (
-                w_desc, x_desc, weights, rows, w_full, x_full, empty, N, k_blocks, split_units,
-                FOLD, DEPENDENT,
+            (_load_weights, (
+                w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",
+                DEPENDENT,
+            )),
+            (load_x, (
+                x_desc, rows, x_full, empty, N, k_blocks, split_units, HEIGHT // FOLD, STAGES, FOLD,
+                DEPENDENT,
             )),
         ],
-        [1], [40],
+        [1, 1], [40, 40],
     )  # fmt: skip

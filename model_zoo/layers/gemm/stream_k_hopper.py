@@ -4,7 +4,10 @@ A unit is BLOCK_N rows of W by BLOCK_K columns; the units of a tile of rows are 
 each program has an equal contiguous share of them.  How units are multiplied is up to the kernel.
 
     share        which units a program has
+    wait_for_room  until another unit of W may be asked for
     copy         the copies of a unit into shared memory, by TMA
+    copy_rows    those of a unit of a weight, which may be gated
+    load_x       all copies of x: what a warp of its own does
     unfold       the sums of a tile whose column runs were stacked in its rows
     add_runs     the same, where each run was multiplied with its own columns of x alone
     write_part   y of a tile, or a partial sum, which the last program to arrive adds to the others
@@ -15,8 +18,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
 
 from attention.common.hopper import cta_barrier
+from model_zoo.layers.gemm.gate_hopper import gate_mul, tile_row
 
 AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
 
@@ -31,6 +36,20 @@ def share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
 
 
 @gluon.jit
+def wait_for_room(w_full, empty, i, ahead, STAGES: gl.constexpr):
+    """Until W's ring has room for unit i, and fewer than `ahead` units are on their way.
+
+    More of them would not come sooner, and delay what kernels before and after this one read.
+    ahead  1 to STAGES
+    """
+    if i >= ahead:
+        before = i - ahead
+        mbarrier.wait(w_full.index(before % STAGES), (before // STAGES) & 1)
+    if i >= STAGES:
+        mbarrier.wait(empty.index(i % STAGES), (i // STAGES - 1) & 1)
+
+
+@gluon.jit
 def copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr):
     """Start the copy of rows from `first` on: FOLD stacked column runs of a unit."""
     ROWS: gl.constexpr = tma_desc.block_type.shape[0]
@@ -42,6 +61,50 @@ def copy(tma_desc, tiles, full, first, unit, slot, k_blocks, FOLD: gl.constexpr)
             tma_desc, [first, column + j * COLUMNS], full.index(slot),
             tiles.index(slot).slice(j * ROWS, ROWS, 0),
         )  # fmt: skip
+
+
+@gluon.jit
+def copy_rows(
+    w_desc, tiles, full, unit, slot, N, k_blocks, FOLD: gl.constexpr, GROUPS: gl.constexpr,
+    GATED: gl.constexpr,
+):  # fmt: skip
+    """Start the copies of a unit of W: FOLD stacked column runs of the rows of GROUPS warpgroups.
+
+    A box is the rows of a tile, or gated half of those of a group: of its gates, then of its ups.
+    """
+    tile = unit // k_blocks
+    if GATED:
+        ROWS: gl.constexpr = w_desc.block_type.shape[0]
+        COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
+        mbarrier.expect(full.index(slot), 2 * GROUPS * FOLD * w_desc.block_type.nbytes)
+        column = unit % k_blocks * (FOLD * COLUMNS)
+        for j in gl.static_range(FOLD * GROUPS):  # one of the two is 1
+            first = (tile * GROUPS + j // FOLD) * ROWS
+            for up in gl.static_range(2):
+                tma.async_copy_global_to_shared(
+                    w_desc, [first + up * (N // 2), column + j % FOLD * COLUMNS], full.index(slot),
+                    tiles.index(slot).slice((2 * j + up) * ROWS, ROWS, 0),
+                )  # fmt: skip
+    else:
+        first = tile * w_desc.block_type.shape[0]
+        copy(w_desc, tiles, full, first, unit, slot, k_blocks, FOLD)
+
+
+@gluon.jit
+def load_x(
+    x_desc, rows, x_full, empty, N, k_blocks, split_units, BLOCK_N: gl.constexpr,
+    STAGES: gl.constexpr, FOLD: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The warp that loads x, which the preceding kernel writes.  STAGES: of W's ring."""
+    X_STAGES: gl.constexpr = rows.shape[0]
+    begin, count = share(N, k_blocks, split_units, BLOCK_N)
+    if DEPENDENT:
+        gdc_wait()
+    for i in range(count):
+        if i >= X_STAGES:  # a unit of both is released by the barrier of W's
+            before = i - X_STAGES
+            mbarrier.wait(empty.index(before % STAGES), (before // STAGES) & 1)
+        copy(x_desc, rows, x_full, 0, begin + i, i % X_STAGES, k_blocks, FOLD)
 
 
 @gluon.jit
@@ -67,42 +130,54 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _write(acc, OUT, BIAS, n, m, M, N):
-    """y of a tile; n [BLOCK_N], m [BLOCK_M]."""
+def _write(acc, OUT, BIAS, tile, m, M, N, GATE: gl.constexpr):
+    """y of a tile of acc's rows; m [BLOCK_M]."""
+    HEIGHT: gl.constexpr = acc.shape[0]
+    r = gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
+    n = tile_row(tile, r, N, HEIGHT, GATE != "")
     if BIAS is not None:
         acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-    at = OUT + m[None, :] * N + n[:, None]
-    gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+    if GATE == "":
+        at = OUT + m[None, :] * N + n[:, None]
+        gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+    else:
+        y = gate_mul(acc, GATE)
+        n = tile * (HEIGHT // 2) + gl.arange(0, HEIGHT // 2, gl.SliceLayout(1, y.type.layout))
+        m = gl.arange(0, acc.shape[1], gl.SliceLayout(0, y.type.layout))
+        at = OUT + m[None, :] * (N // 2) + n[:, None]
+        inside = (n < N // 2)[:, None] & (m < M)[None, :]
+        gl.store(at, y.to(OUT.dtype.element_ty), mask=inside)
 
 
 @gluon.jit
 def write_part(
     acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-    GROUPS: gl.constexpr = 1, group: gl.constexpr = 0,
+    GROUPS: gl.constexpr = 1, group: gl.constexpr = 0, GATE: gl.constexpr = "",
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
-    acc  the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its rows
+    acc   the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
+          rows
+    GATE  as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_N: gl.constexpr = GROUPS * HEIGHT
     BLOCK_M: gl.constexpr = acc.shape[1]
-    r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
-    n = tile * BLOCK_N + r
+    own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, n, m, M, N)
+        _write(acc, OUT, BIAS, own, m, M, N, GATE)
     else:
+        r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
-        real = (m < M)[None, :] & (n < N)[:, None]
+        real = (m < M)[None, :] & (r >= 0)[:, None]
         gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
         chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // split_units, gl.num_programs(0)
         # The programs that have the tile's first and last units.
         first = ((tile * (k_blocks // split_units) + 1) * programs - 1) // chunks
         last = ((tile + 1) * (k_blocks // split_units) * programs - 1) // chunks
         cta_barrier()
-        counter = ARRIVED + tile * GROUPS + group
-        arrived = gl.atomic_add(counter, 1)
+        arrived = gl.atomic_add(ARRIVED + own, 1)
         if arrived == last - first:
             TOGETHER: gl.constexpr = max(1, AT_ONCE * 128 // (HEIGHT * BLOCK_M))
             total = gl.zeros_like(acc)
@@ -115,5 +190,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, n, m, M, N)
-            gl.store(counter, 0)  # for the next GEMM
+            _write(total, OUT, BIAS, own, m, M, N, GATE)
+            gl.store(ARRIVED + own, 0)  # for the next GEMM

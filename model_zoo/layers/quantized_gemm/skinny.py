@@ -10,7 +10,10 @@ from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     PARTS_BYTES,
     TILES,
+    Gate,
+    GatingGemm,
     block_m,
+    units_in_flight,
     workspace,
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
@@ -24,11 +27,12 @@ from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
+REGISTERS = {1: 168, 2: 128, 3: 80}  # a thread, of so many programs on a multiprocessor
 SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyQuantizedGemm:
+class SkinnyQuantizedGemm(GatingGemm):
     """skinny_hopper.py: compute capability 9.0.  Of more than MAX_ROWS rows, so many at a time."""
 
     name = "dequantize in registers (Hopper)"
@@ -38,7 +42,7 @@ class SkinnyQuantizedGemm:
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
     x_stages: int = 3  # units of x in flight, which come from L2; at most stages
-    registers: int = 128  # a thread, of all warps; 128: two programs fit an SM; 80: three
+    registers: int = 128  # a thread, of all warps: of REGISTERS
     sync: bool = False  # products by mma.sync instead of wgmma
 
     @property
@@ -50,6 +54,11 @@ class SkinnyQuantizedGemm:
     def groups(self) -> int:
         """Warpgroups that compute."""
         return max(1, self.block_n // ROWS)
+
+    @property
+    def resident(self) -> int:
+        """Programs that a multiprocessor has registers for."""
+        return next(count for count, least in REGISTERS.items() if least <= self.registers)
 
     def serves(
         self, rows: int, outputs: int, inputs: int, weight: WeightScheme | PackedWeight
@@ -76,18 +85,32 @@ class SkinnyQuantizedGemm:
         weights = self.stages * self.block_n * self.block_k * bits // 8
         return weights + self.x_stages * _height(rows) * self.block_k * 2
 
-    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+    def gates(self, rows: int, weight: PackedWeight) -> bool:
+        """Gates and ups meet in shared memory, for which the largest rings leave no room."""
+        sums = 4 * ROWS * _height(rows) * self.groups
+        return self.shared_bytes(rows, BITS[weight.kind]) + sums <= SHARED_BYTES
+
+    def multiply(
+        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
+    ) -> Tensor:
+        """As GatingGemm.multiply."""
         (rows, inputs), (outputs, columns) = x.shape, weight.shape
         assert inputs == columns and self.serves(rows, outputs, inputs, weight)
-        x, out = in_packed_order(x, weight), x.new_empty(rows, outputs)
+        x = in_packed_order(x, weight)
+        out = x.new_empty(rows, outputs if gate is None else outputs // 2)
         for first in range(0, rows, MAX_ROWS):
             part = slice(first, first + MAX_ROWS)
-            self._multiply(x[part], weight, bias, out[part], _height(rows))
+            self._multiply(x[part], weight, bias, out[part], _height(rows), gate)
         return out
 
     def _multiply(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, out: Tensor, height: int
+        self,
+        x: Tensor,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        out: Tensor,
+        height: int,
+        gate: Gate | None,
     ) -> None:
         """height: rows of x of a tile, so that the last of many rows need no kernel of their own"""
         from attention.common.dependent_launch import dependent_launch
@@ -100,13 +123,16 @@ class SkinnyQuantizedGemm:
         units = -(-outputs // self.block_n) * k_blocks
         found = format_arguments(weight, x.dtype, inputs, self.sync)
         row_scales = weight.scales if found.by_row else weight.row_scales
+        box = self.block_n if gate is None else self.block_n // 2 // groups
+        ahead = units_in_flight(self.block_n * self.block_k * bits // 8, self.stages, self.resident)
         parts, arrived = workspace(x.device)
         _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
-            tma_desc(weight.words, [self.block_n, columns * bits // 32]),
+            tma_desc(weight.words, [box, columns * bits // 32]),
             tma_desc(x, [height, columns], found.swizzle),
             four_together(weight.scales, found.per_block),
             four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
-            rows, outputs, k_blocks, self.split_units, -(-inputs // BLOCK), **found.constants,
+            rows, outputs, k_blocks, self.split_units, ahead, -(-inputs // BLOCK),
+            **found.constants, GATE=gate or "",
             FOLD=fold, GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages,
             SWIZZLE=found.swizzle, REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4,
             maxnreg=self.registers, **dependent_launch(x.device),

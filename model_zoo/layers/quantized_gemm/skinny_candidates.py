@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from model_zoo.layers.gemm.implementations import MAX_ROWS
-from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
+from model_zoo.layers.quantized_gemm.skinny import REGISTERS, SkinnyQuantizedGemm
 
 
 class Ring(NamedTuple):
@@ -84,7 +84,7 @@ def skinny_candidates(
 def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[SkinnyQuantizedGemm]:
     """With tiles split among programs; and with whole tiles if that keeps most programs busy."""
     programs = processors * ring.resident
-    registers = {1: 168, 2: 128, 3: 80}[ring.resident]
+    registers = REGISTERS[ring.resident]
     tiles, blocks = math.ceil(outputs / ring.block_n), math.ceil(inputs / ring.block_k)
     waves = math.ceil(tiles / programs)
     used = math.ceil(tiles / waves)

@@ -1,7 +1,7 @@
 """y = x W^T for few rows and quantized W on Hopper (sm_90), in Gluon.
 
-_skinny_quantized_gemm: as gemm/skinny_hopper.py (stream-K, a load warp that fills its ring of
-weights before it waits for the preceding kernel), but for what is done with a unit.
+_skinny_quantized_gemm: as gemm/skinny_hopper.py (stream-K, a warp that loads weights without a wait
+for the preceding kernel, one that loads x), but for what is done with a unit.
   compute   one or two warpgroups, each 64 rows of a tile: codes from shared memory to registers,
             converted there to operand A of wgmma while the previous step is multiplied; or, up to
             16 rows of x, of mma.sync (SYNC)
@@ -12,9 +12,10 @@ weights before it waits for the preceding kernel), but for what is done with a u
             next unit are loaded while one is multiplied, from the L2 cache, into which the load
             warp asks for them when it asks for the unit
   parts     as there; each warpgroup has its own
+  GATE      as there; each warpgroup has gates, and ups of the same columns
   reads     PackedWeight; x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
             None.  Four scales or zero points of 8 bits of a row and 128 columns, or eight, as int32
-  writes    y [M, N], contiguous
+  writes    y [M, N], or [M, N / 2] with GATE, contiguous
   bound     memory: the codes and scales
   checked   tests/model_zoo/layers/quantized_gemm against float64, on a GPU and in an interpreter
 """
@@ -24,10 +25,19 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents
 
+from model_zoo.layers.gemm.gate_hopper import tile_row
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import add_runs, copy, share, unfold, write_part
+from model_zoo.layers.gemm.stream_k_hopper import (
+    add_runs,
+    copy_rows,
+    load_x,
+    share,
+    unfold,
+    wait_for_room,
+    write_part,
+)
 from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
 from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, sums_layout
 from model_zoo.layers.quantized_gemm.hopper.scales import (
@@ -40,61 +50,43 @@ from model_zoo.layers.quantized_gemm.hopper.scales import (
 
 
 @gluon.jit
-def _copy_weights(
-    w_desc, weights, w_full, SCALES, ZEROS, unit, stage, N, k_blocks, scale_blocks,
-    BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, FOLD: gl.constexpr,
+def _load_weights(
+    w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead, scale_blocks,
+    BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, FOLD: gl.constexpr, GROUPS: gl.constexpr,
+    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0]
-    copy(w_desc, weights, w_full, unit // k_blocks * BLOCK_N, unit, stage, k_blocks, FOLD)
-    row, block = unit // k_blocks * BLOCK_N, unit % k_blocks * BLOCKS
-    if PER_BLOCK > 0:
-        prefetch(SCALES, row, block, N, scale_blocks, BLOCK_N, BLOCKS, PER_BLOCK)
-    if ZEROS is not None:
-        prefetch(ZEROS, row, block, N, scale_blocks, BLOCK_N, BLOCKS, PER_BLOCK)
-
-
-@gluon.jit
-def _load(
-    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, N, k_blocks, split_units,
-    scale_blocks, BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, FOLD: gl.constexpr,
-    DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """The load warp.  It fills its ring of weights before the wait."""
+    """The warp that loads weights, and asks for their scales."""
     STAGES: gl.constexpr = weights.shape[0]
-    X_STAGES: gl.constexpr = rows.shape[0]
-    begin, count = share(N, k_blocks, split_units, w_desc.block_type.shape[0])
-    for i in range(gl.minimum(count, STAGES)):
-        _copy_weights(
-            w_desc, weights, w_full, SCALES, ZEROS, begin + i, i, N, k_blocks, scale_blocks,
-            BLOCKS, PER_BLOCK, FOLD,
-        )  # fmt: skip
+    RUNS: gl.constexpr = 2 if GATED else 1  # of a tile's rows, in the weight
+    ROWS: gl.constexpr = weights.shape[1] // FOLD // RUNS
+    begin, count = share(N, k_blocks, split_units, ROWS * RUNS)
     if DEPENDENT:
         gdc_launch_dependents()
-        gdc_wait()
-    for i in range(gl.minimum(count, X_STAGES)):
-        copy(x_desc, rows, x_full, 0, begin + i, i, k_blocks, FOLD)
-    for i in range(count - X_STAGES):
-        stage = i % STAGES
-        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        copy(x_desc, rows, x_full, 0, begin + i + X_STAGES, i % X_STAGES, k_blocks, FOLD)
-        if i + STAGES < count:
-            _copy_weights(
-                w_desc, weights, w_full, SCALES, ZEROS, begin + i + STAGES, stage, N, k_blocks,
-                scale_blocks, BLOCKS, PER_BLOCK, FOLD,
-            )  # fmt: skip
+    for i in range(count):
+        unit = begin + i
+        wait_for_room(w_full, empty, i, ahead, STAGES)
+        copy_rows(w_desc, weights, w_full, unit, i % STAGES, N, k_blocks, FOLD, GROUPS, GATED)
+        block = unit % k_blocks * BLOCKS
+        for run in gl.static_range(RUNS):
+            row = unit // k_blocks * ROWS + run * (N // 2)
+            if PER_BLOCK > 0:
+                prefetch(SCALES, row, block, N, scale_blocks, ROWS, BLOCKS, PER_BLOCK)
+            if ZEROS is not None:
+                prefetch(ZEROS, row, block, N, scale_blocks, ROWS, BLOCKS, PER_BLOCK)
 
 
 @gluon.jit
 def _of_unit(
     SCALES, unit, N, k_blocks, scale_blocks, RUN_BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr,
     ROW_GROUP: gl.constexpr, FOLD: gl.constexpr, GROUPS: gl.constexpr, group: gl.constexpr,
+    GATED: gl.constexpr,
 ):  # fmt: skip
     """A unit's scales, or zero points, of the warpgroup's rows: [HEIGHT, scales of a row's run]."""
     EACH: gl.constexpr = elements(SCALES.dtype.element_ty == gl.int32, PER_BLOCK)
     layout: gl.constexpr = columns_layout(RUN_BLOCKS * EACH, EACH)
     r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
     RUN_ROWS: gl.constexpr = HEIGHT // FOLD
-    n = (unit // k_blocks * GROUPS + group) * RUN_ROWS + r % RUN_ROWS
+    n = tile_row(unit // k_blocks * GROUPS + group, r % RUN_ROWS, N, RUN_ROWS, GATED)
     run = unit % k_blocks * FOLD + r // RUN_ROWS
     return of_rows(
         SCALES, gl.minimum(n, N - 1), run * RUN_BLOCKS, N, scale_blocks, RUN_BLOCKS, EACH, ROW_GROUP
@@ -107,7 +99,7 @@ def _compute(
     N, k_blocks, split_units, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
-    GROUPS: gl.constexpr, group: gl.constexpr,
+    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -122,12 +114,12 @@ def _compute(
     if PER_BLOCK > 0:
         scales = _of_unit(
             SCALES, begin, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
-            GROUPS, group,
+            GROUPS, group, GATE != "",
         )  # fmt: skip
     if ZEROS is not None:
         zeros = _of_unit(
             ZEROS, begin, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
-            GROUPS, group,
+            GROUPS, group, GATE != "",
         )  # fmt: skip
     for i in range(count):
         unit = begin + i
@@ -137,16 +129,16 @@ def _compute(
         if PER_BLOCK > 0:
             next_scales = _of_unit(
                 SCALES, following, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP,
-                FOLD, GROUPS, group,
+                FOLD, GROUPS, group, GATE != "",
             )  # fmt: skip
         if ZEROS is not None:
             next_zeros = _of_unit(
                 ZEROS, following, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP,
-                FOLD, GROUPS, group,
+                FOLD, GROUPS, group, GATE != "",
             )  # fmt: skip
         if ROW_SCALES is not None:
             r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout)) % RUN_ROWS
-            n = (unit // k_blocks * GROUPS + group) * RUN_ROWS + r
+            n = tile_row(unit // k_blocks * GROUPS + group, r, N, RUN_ROWS, GATE != "")
             row_scale = gl.load(ROW_SCALES + gl.minimum(n, N - 1))
         mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
         mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
@@ -170,6 +162,7 @@ def _compute(
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
                 PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, GROUPS, group,
+                GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
         if PER_BLOCK > 0:
@@ -178,19 +171,20 @@ def _compute(
             zeros = next_zeros
 
 
-@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units", "scale_blocks"])
+@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units", "ahead", "scale_blocks"])
 def _skinny_quantized_gemm(
     w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-    split_units, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr,
-    BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr, SYNC: gl.constexpr,
-    ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr, REGISTERS: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    split_units, ahead, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
+    DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
+    SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr,
+    REGISTERS: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """GROUPS: warpgroups that compute; one if FOLD > 1."""
+    """GROUPS: warpgroups that compute; one if FOLD > 1.  GATE: "silu", "gelu" or ""."""
     COLUMNS: gl.constexpr = x_desc.block_type.shape[1]
     WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     BLOCKS: gl.constexpr = FOLD * COLUMNS // SCALE_COLUMNS  # of scales in a unit
+    BLOCK_N: gl.constexpr = GROUPS * HEIGHT // FOLD
     weights = gl.allocate_shared_memory(
         gl.int32, [STAGES, GROUPS * HEIGHT, w_desc.block_type.shape[1]],
         gl.NVMMASharedLayout(128, 32, 2),
@@ -200,38 +194,47 @@ def _skinny_quantized_gemm(
     )
     w_full, x_full, empty = ring_barriers(STAGES, X_STAGES, GROUPS)
     ASKED: gl.constexpr = PER_BLOCK if ROW_GROUP == 1 else 0  # few blocks' scales: L2 has them
+    GATED: gl.constexpr = GATE != ""
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0,
+                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
+                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
                 )),
-                (_load, (
-                w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, N, k_blocks,
-                split_units, scale_blocks, BLOCKS, ASKED, FOLD, DEPENDENT,
+                (_load_weights, (
+                    w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,
+                    scale_blocks, BLOCKS, ASKED, FOLD, GROUPS, GATED, DEPENDENT,
+                )),
+                (load_x, (
+                    x_desc, rows, x_full, empty, N, k_blocks, split_units, BLOCK_N, STAGES, FOLD,
+                    DEPENDENT,
                 )),
             ],
-            [1], [40],
+            [1, 1], [40, 40],
         )  # fmt: skip
     else:
         gl.warp_specialize(
             [
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0,
+                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
+                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
                 )),
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 1,
+                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
+                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 1, GATE,
                 )),
-                (_load, (
-                w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, N, k_blocks,
-                split_units, scale_blocks, BLOCKS, ASKED, FOLD, DEPENDENT,
+                (_load_weights, (
+                    w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,
+                    scale_blocks, BLOCKS, ASKED, FOLD, GROUPS, GATED, DEPENDENT,
+                )),
+                (load_x, (
+                    x_desc, rows, x_full, empty, N, k_blocks, split_units, BLOCK_N, STAGES, FOLD,
+                    DEPENDENT,
                 )),
             ],
-            [4, 1], [REGISTERS, 40],
+            [4, 1, 1], [REGISTERS, 40, 40],
         )  # fmt: skip

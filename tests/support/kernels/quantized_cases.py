@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Tensor
 
 from model_zoo.quantization.quantized_weight import CodeKind, QuantizedWeight
+from tests.support.interpreter.gluon_interpreter import interpreted
 
 # name -> (kind, columns of a group or 0 for a row, rows of a group, has zeros)
 KINDS: dict[str, tuple[CodeKind, int, int, bool]] = {
@@ -22,6 +25,21 @@ KINDS: dict[str, tuple[CodeKind, int, int, bool]] = {
     "fp8 block": ("fp8", 128, 128, False),
     "mxfp8": ("fp8", 32, 1, False),
 }
+
+
+def interpreted_skinny_gemm() -> AbstractContextManager[None]:
+    """SkinnyQuantizedGemm on a CPU."""
+    gemm, folder = "model_zoo.layers.gemm", "model_zoo.layers.quantized_gemm"
+    return interpreted(
+        "_skinny_quantized_gemm",
+        f"{gemm}.rings_hopper",
+        f"{gemm}.gate_hopper",
+        f"{gemm}.stream_k_hopper",
+        f"{folder}.hopper.convert",
+        f"{folder}.hopper.scales",
+        f"{folder}.hopper.multiply",
+        f"{folder}.skinny_hopper",
+    )
 
 
 def quantized(

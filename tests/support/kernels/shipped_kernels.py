@@ -164,6 +164,10 @@ def call_gemm(gemm: SkinnyGemm | SplitK, rows: int) -> None:
     gemm.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
+def call_gated(gemm: SkinnyGemm, rows: int) -> None:
+    gemm.multiply(tensor(rows, 4096), tensor(6144, 4096), tensor(6144), "silu")
+
+
 def call_batch_invariant_gemm(rows: int) -> None:
     BatchInvariantGemm(132).run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
@@ -223,6 +227,8 @@ for rows in BUCKETS[1:]:
         if not isinstance(gemm, CublasGemm):
             name = f"{type(gemm).__name__} {gemm.block_n} x {gemm.block_k} at {rows}"
             SHIPPED[name] = partial(call_gemm, gemm, rows)
+        if isinstance(gemm, SkinnyGemm):
+            SHIPPED[f"{name}, gated"] = partial(call_gated, gemm, rows)
 for rows in (16, 128, 512, 4096):
     SHIPPED[f"batch_invariant_gemm at {rows}"] = partial(call_batch_invariant_gemm, rows)
 for name, (head_dim, kv_dtype) in TENSORS.items():

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from model_zoo.layers.gemm.implementations import Gate
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
@@ -62,12 +63,18 @@ def call_dequant_gemm(name: str, rows: int) -> None:
     split.run(tensor(rows, INPUTS), weight(name), tensor(OUTPUTS))
 
 
-def call_skinny(name: str, rows: int, block_n: int, sync: bool = False) -> None:
+def call_skinny(
+    name: str,
+    rows: int,
+    block_n: int,
+    sync: bool = False,
+    gate: Gate | None = None,
+) -> None:
     """The first candidate with tiles of so many weight rows, by mma.sync or by wgmma."""
     packed = weight(name)
     candidates = skinny_candidates(132, rows, OUTPUTS, INPUTS, BITS[packed.kind])
     gemm = next(gemm for gemm in candidates if (gemm.block_n, gemm.sync) == (block_n, sync))
-    gemm.run(tensor(rows, INPUTS), packed, tensor(OUTPUTS))
+    gemm.multiply(tensor(rows, INPUTS), packed, tensor(OUTPUTS), gate)
 
 
 def call_batch_invariant(rows: int) -> None:
@@ -117,6 +124,9 @@ for name in (*FORMATS, "mxfp4"):
     QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
 for name in ("int4 g128", "fp8 row"):
+    QUANTIZED[f"skinny {name} gated at 1"] = partial(call_skinny, name, 1, 32, True, "silu")
+    QUANTIZED[f"skinny {name} gated at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
+    QUANTIZED[f"skinny {name} gated at 16"] = partial(call_skinny, name, 16, 128, True, "silu")
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)

@@ -1,6 +1,6 @@
 """The two products of experts of few tokens on Hopper (sm_90), in Gluon.
 
-_experts_product: one warp loads, one or two warpgroups compute, as in quantized_gemm's
+_experts_product: two warps load, one or two warpgroups compute, as in quantized_gemm's
 skinny_hopper.py, but of whole tiles (tile_list.py) whose weights are those of an expert.
   grid      as many programs as the device holds; each has the same number of tiles, or one more
   SINGLE    one token: the list of tiles is its ids; otherwise align() has made one, and put the
@@ -30,6 +30,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
+from model_zoo.layers.gemm.stream_k_hopper import wait_for_room
 from model_zoo.layers.moe.hopper.epilogue import (
     add_pairs,
     weighted,
@@ -54,52 +55,51 @@ from model_zoo.layers.quantized_gemm.hopper.scales import (
     of_rows,
 )
 
-LOAD_REGISTERS = gl.constexpr(56)  # of the load warp's threads
+LOAD_REGISTERS = gl.constexpr(56)  # of the loading warps' threads
 
 
 @gluon.jit
-def _load(
-    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES, TILE_ROWS,
-    NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
-    BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, SINGLE: gl.constexpr, GATED: gl.constexpr,
-    TOP_K: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+def _load_weights(
+    w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner, k_blocks,
+    row_tiles, ahead, scale_blocks, BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr,
+    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
+    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """The load warp."""
-    X_STAGES: gl.constexpr = rows.shape[0]
-    if DEPENDENT and GATED:
-        gdc_wait()
+    """The warp that loads weights: for the first product once the list of tiles is complete."""
+    if DEPENDENT:
+        if GATED:
+            gdc_wait()
         gdc_launch_dependents()
     count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
     expert, row_tile = 0, 0
-    for i in range(gl.minimum(count, STAGES)):
+    for i in range(count):
         if i % k_blocks == 0:
             row_tile, expert = of_weights(TILES, i // k_blocks, row_tiles)
+        wait_for_room(w_full, empty, i, ahead, STAGES)
         copy_weights(
-            w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, i % k_blocks, i, outputs,
-            inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
+            w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, i % k_blocks, i % STAGES,
+            outputs, inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
         )  # fmt: skip
-    if DEPENDENT and not GATED:
-        gdc_launch_dependents()
+
+
+@gluon.jit
+def _load_rows(
+    x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE: gl.constexpr,
+    GATED: gl.constexpr, TOP_K: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The warp that loads rows of x."""
+    X_STAGES: gl.constexpr = rows.shape[0]
+    if DEPENDENT:
         gdc_wait()
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
     row = 0
-    for i in range(gl.minimum(count, X_STAGES)):
+    for i in range(count):
         if i % k_blocks == 0:
             row = first_row(TILE_ROWS, i // k_blocks, row_tiles, SINGLE, GATED)
-        copy_rows(x_desc, rows, x_full, row, i % k_blocks, i)
-    for i in range(count - X_STAGES):
-        stage = i % STAGES
-        of_x, of_w = i + X_STAGES, i + STAGES
-        if of_x % k_blocks == 0:
-            row = first_row(TILE_ROWS, of_x // k_blocks, row_tiles, SINGLE, GATED)
-        if (of_w < count) & (of_w % k_blocks == 0):
-            row_tile, expert = of_weights(TILES, of_w // k_blocks, row_tiles)
-        mbarrier.wait(empty.index(stage), (i // STAGES) & 1)  # both rings have room
-        copy_rows(x_desc, rows, x_full, row, of_x % k_blocks, of_x % X_STAGES)
-        if of_w < count:
-            copy_weights(
-                w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, of_w % k_blocks, stage,
-                outputs, inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
-            )  # fmt: skip
+        if i >= X_STAGES:  # a unit of both is released by the barrier of W's
+            before = i - X_STAGES
+            mbarrier.wait(empty.index(before % STAGES), (before // STAGES) & 1)
+        copy_rows(x_desc, rows, x_full, row, i % k_blocks, i % X_STAGES)
 
 
 @gluon.jit
@@ -225,11 +225,11 @@ def _compute(
             zeros = next_zeros
 
 
-@gluon.jit(do_not_specialize=["tokens", "k_blocks", "row_tiles", "scale_blocks"])
+@gluon.jit(do_not_specialize=["tokens", "k_blocks", "row_tiles", "ahead", "scale_blocks"])
 def _experts_product(
     w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, BIAS, TILES, TILE_ROWS, TILE_COUNTS, NUM_TILES,
     PAIRS, SCORES, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, tokens, outputs, inner, k_blocks,
-    row_tiles, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
+    row_tiles, ahead, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, ACTIVATION: gl.constexpr,
     SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
@@ -258,13 +258,17 @@ def _experts_product(
                     PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
                     ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 0,
                 )),
-                (_load, (
-                    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES,
-                    TILE_ROWS, NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
-                    BLOCKS, ASKED, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT,
+                (_load_weights, (
+                    w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner,
+                    k_blocks, row_tiles, ahead, scale_blocks, BLOCKS, ASKED, SINGLE, GATED, TOP_K,
+                    GROUPS, STAGES, DEPENDENT,
+                )),
+                (_load_rows, (
+                    x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE,
+                    GATED, TOP_K, STAGES, DEPENDENT,
                 )),
             ],
-            [1], [LOAD_REGISTERS],
+            [1, 1], [LOAD_REGISTERS, LOAD_REGISTERS],
         )  # fmt: skip
     else:
         gl.warp_specialize(
@@ -283,11 +287,15 @@ def _experts_product(
                     PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
                     ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 1,
                 )),
-                (_load, (
-                    w_desc, x_desc, weights, rows, w_full, x_full, empty, SCALES, ZEROS, TILES,
-                    TILE_ROWS, NUM_TILES, outputs, inner, k_blocks, row_tiles, scale_blocks,
-                    BLOCKS, ASKED, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT,
+                (_load_weights, (
+                    w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner,
+                    k_blocks, row_tiles, ahead, scale_blocks, BLOCKS, ASKED, SINGLE, GATED, TOP_K,
+                    GROUPS, STAGES, DEPENDENT,
+                )),
+                (_load_rows, (
+                    x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE,
+                    GATED, TOP_K, STAGES, DEPENDENT,
                 )),
             ],
-            [4, 1], [REGISTERS, LOAD_REGISTERS],
+            [4, 1, 1], [REGISTERS, LOAD_REGISTERS, LOAD_REGISTERS],
         )  # fmt: skip

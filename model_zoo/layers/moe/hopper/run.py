@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import tma_desc
-from model_zoo.layers.gemm.implementations import TILES, workspace
+from model_zoo.layers.gemm.implementations import TILES, units_in_flight, workspace
 from model_zoo.layers.moe.align import AlignedPairs, align
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.hopper.sum_pairs import sum_pairs
@@ -111,14 +111,16 @@ def _product(
     if found is not None:
         lists = found.tiles, found.tile_rows, found.tile_counts, found.num_tiles, found.pairs
     box = [height, ring.columns * bits // (16 if bits == 16 else 32)]
+    unit_bytes = tiles.groups * HEIGHT * ring.columns * bits // 8
     _experts_product[(min(tiles.programs, most * row_tiles),)](
         tma_desc(weight.words, box), tma_desc(x, [tiles.rows, ring.columns], weight.swizzle),
         *weight.tensors, *lists, scores, parts, workspace(x.device)[1], shared, shared_gate, out,
         found.pairs.shape[1] if found is not None else 1, stack.outputs, experts.inner,
         -(-stack.inputs // ring.columns), row_tiles,
-        -(-weight.columns // BLOCK), **weight.constants, ACTIVATION=experts.activation,
-        SINGLE=found is None, GATED=gated, TOP_K=experts.top_k, GROUPS=tiles.groups,
-        STAGES=ring.stages, X_STAGES=ring.x_stages, SWIZZLE=weight.swizzle,
+        units_in_flight(unit_bytes, ring.stages, tiles.resident), -(-weight.columns // BLOCK),
+        **weight.constants, ACTIVATION=experts.activation, SINGLE=found is None, GATED=gated,
+        TOP_K=experts.top_k, GROUPS=tiles.groups, STAGES=ring.stages, X_STAGES=ring.x_stages,
+        SWIZZLE=weight.swizzle,
         REGISTERS=(3 * tiles.registers - 56) // 16 * 8, num_warps=4, maxnreg=tiles.registers,
         **dependent_launch(x.device),
     )  # fmt: skip

@@ -39,6 +39,8 @@ def on_interpreter() -> Iterator[None]:
     with interpreted(
         "_experts_product",
         "model_zoo.layers.gemm.rings_hopper",
+        "model_zoo.layers.gemm.gate_hopper",
+        "model_zoo.layers.gemm.stream_k_hopper",
         f"{packed}.convert",
         f"{packed}.scales",
         f"{packed}.multiply",

@@ -16,8 +16,7 @@ from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.quantization.quantized_weight import BITS, QuantizedWeight
 from runtime.precompile.compiling import compiling_only
 from runtime.precompile.pool import Compilers
-from tests.support.interpreter.gluon_interpreter import interpreted
-from tests.support.kernels.quantized_cases import KINDS, quantized
+from tests.support.kernels.quantized_cases import KINDS, interpreted_skinny_gemm, quantized
 
 BF16, FP16 = torch.bfloat16, torch.float16
 SERVED = [name for name in KINDS if name != "int4 row zeros"]
@@ -33,16 +32,7 @@ SYNC_TWO_RUNS = SkinnyQuantizedGemm(32, 512, 2, 3, split_units=2, x_stages=1, sy
 
 @pytest.fixture
 def on_cpu() -> Iterator[None]:
-    folder = "model_zoo.layers.quantized_gemm"
-    with interpreted(
-        "_skinny_quantized_gemm",
-        "model_zoo.layers.gemm.rings_hopper",
-        "model_zoo.layers.gemm.stream_k_hopper",
-        f"{folder}.hopper.convert",
-        f"{folder}.hopper.scales",
-        f"{folder}.hopper.multiply",
-        f"{folder}.skinny_hopper",
-    ):
+    with interpreted_skinny_gemm():
         yield
 
 

@@ -1,0 +1,142 @@
+"""GEMMs of few rows that compute the gated activation of their output, too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.gemm.implementations import (
+    Gate,
+    GatingGemm,
+    SkinnyGemm,
+    workspace,
+)
+from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.quantized_gemm.packed_weight import pack
+from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
+from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from tests.support.kernels.quantized_cases import interpreted_skinny_gemm, quantized
+
+BF16 = torch.bfloat16
+DENSE = [
+    SkinnyGemm(64, 256, 3, 132),
+    SkinnyGemm(32, 512, 3, 132, split_units=2, x_stages=1),
+    SkinnyGemm(16, 512, 4, 7),
+]
+# Of partial sums, two warpgroups, and stacked runs of columns.
+QUANTIZED = [
+    SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2),
+    SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1, sync=True),
+    SkinnyQuantizedGemm(32, 512, 2, 3, split_units=2, x_stages=1, sync=True),
+    SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1),
+]
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    with interpreted_skinny_gemm():
+        yield
+
+
+def numbers(device: str, *shape: int) -> Tensor:
+    generator = torch.Generator(device).manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, device=device).to(BF16)
+
+
+def check_gate(gemm: GatingGemm, x: Tensor, weight: Any, plain: Tensor, gate: Gate) -> None:
+    """That the error is at most three times that of float32 products, rounded once."""
+    bias = numbers(str(x.device.type), len(plain))
+    for added in (bias, None):
+        y = gemm.multiply(x, weight, added, gate)
+        exact = x.double() @ plain.double().T + (0 if added is None else added.double())
+        gates, ups = exact.chunk(2, -1)
+        exact = (F.silu(gates) if gate == "silu" else F.gelu(gates, approximate="tanh")) * ups
+        assert y.shape == exact.shape and y.dtype == x.dtype
+        limit = 3 * (exact.to(BF16).double() - exact).norm() + 1e-9
+        assert (y.double() - exact).norm() <= limit
+        assert torch.equal(gemm.multiply(x, weight, added, gate), y)
+    assert int(workspace(x.device)[1].sum()) == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("gemm", QUANTIZED, ids=str)
+@pytest.mark.parametrize("name", ["int4 g32 zeros", "nvfp4", "fp8 row"])
+def test_a_gated_product_of_a_quantized_weight_is_right(gemm: SkinnyQuantizedGemm, name: str):
+    weight = quantized(name, 148, 640)  # 74 gates: the last tile has fewer than the others
+    check_gate(gemm, numbers("cpu", 3, 640), pack(weight), weight.dequantize(BF16), "silu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_gate_by_gelu_is_right():
+    weight = quantized("fp8 row", 96, 512)
+    check_gate(QUANTIZED[0], numbers("cpu", 5, 512), pack(weight), weight.dequantize(BF16), "gelu")
+
+
+def test_a_gate_is_left_to_another_kernel_where_shared_memory_is_full():
+    fp8, int4 = pack(quantized("fp8 row", 64, 256)), pack(quantized("int4 g128", 64, 256))
+    large = [g for g in skinny_candidates(132, 64, 24576, 4096, 8) if g.block_n == 128]
+    assert large and not any(gemm.gates(64, fp8) for gemm in large)
+    assert all(gemm.gates(8, int4) for gemm in skinny_candidates(132, 8, 24576, 4096, 4))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gemm", DENSE, ids=str)
+@pytest.mark.parametrize("gate", ["silu", "gelu"])
+def test_gated_products_are_right(gemm: SkinnyGemm, gate: Gate):
+    for outputs, inputs in ((24576, 4096), (2 * 333, 520), (128, 72)):
+        weight = numbers("cuda", outputs, inputs) / inputs**0.5
+        for rows in (1, 2, 8, 13, 64):
+            if gemm.serves(rows, outputs, inputs):
+                check_gate(gemm, numbers("cuda", rows, inputs), weight, weight, gate)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["int4 g128", "nvfp4", "fp8 block", "fp8 row"])
+def test_gates_of_every_candidate_of_quantized_weights_are_right(name: str):
+    weight = quantized(name, 2048, 4096, device="cuda")
+    packed, plain = pack(weight), weight.dequantize(BF16)
+    bits = 4 if name in ("int4 g128", "nvfp4") else 8
+    for rows in (1, 2, 8, 17, 64, 100):
+        x = numbers("cuda", rows, 4096)
+        for gemm in skinny_candidates(132, rows, 2048, 4096, bits):
+            if gemm.gates(rows, packed):
+                check_gate(gemm, x, packed, plain, "silu")
+
+
+@pytest.mark.gpu
+def test_a_chain_of_layers_has_the_same_bits_at_each_replay():
+    """Each kernel starts while the one before still runs, and reads what its last program wrote."""
+    gate_up = SwigluLinear(1024, 2048, bias=False, dtype=BF16).to("cuda")
+    down = Linear(2048, 1024, bias=False, dtype=BF16).to("cuda")
+    norm = RMSNorm(1024, 1e-6, BF16).to("cuda")
+    gate_up.weight.copy_(numbers("cuda", 4096, 1024) / 32)
+    down.weight.copy_(numbers("cuda", 1024, 2048) / 45)
+    norm.weight.fill_(1)
+    first, start = numbers("cuda", 1, 1024), numbers("cuda", 1, 1024)
+
+    def chain() -> Tensor:
+        x, residual = first.clone(), start.clone()
+        for _ in range(12):
+            x, residual = norm.add(*down.add(gate_up.swiglu(x), residual))
+        return x
+
+    expected = chain()  # by cuBLAS and separate kernels
+    for layer in (gate_up, down):
+        layer.use_gemms({1: SkinnyGemm(32, 512, 4, 132)})
+    chain()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = chain()
+    found = []
+    for _ in range(50):
+        graph.replay()
+        found.append(out.clone())
+    assert all(torch.equal(other, found[0]) for other in found)
+    assert (found[0].double() - expected.double()).norm() <= 0.05 * expected.double().norm()
