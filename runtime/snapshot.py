@@ -63,7 +63,7 @@ class PlanPicture(Struct, frozen=True, array_like=True):
 
     planner: str
     makespan: float
-    combine: float
+    merging: float
     # Of each program: row, eighths of a block, row, eighths of a block, ...
     programs: list[list[int]]
 

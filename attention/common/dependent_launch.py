@@ -12,6 +12,8 @@ Before its wait a kernel may therefore read nothing that the layer has computed.
 planner kernels do not use PDL, so that their successor starts when they are complete and visible
 (PTX ISA, griddepcontrol).  A planner with PDL would break this.
 
+Counters and queues that a kernel leaves at zero for its next launch are touched after the wait too.
+
 In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
 that decode_hopper writes, so it runs without waiting and waits at its end: waiting for it implies
 waiting for both.

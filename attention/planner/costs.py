@@ -15,7 +15,7 @@ from pathlib import Path
 
 from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
-PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read by the combine
+PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read to be merged
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class DeviceCosts:
     read_tbs: float  # TB/s of keys and values that all programs read together
     launch_us: float  # an empty call
     piece_us: float  # fixed cost of a work tile, without reading its blocks
-    merge_us: float  # fixed cost of a combine, without its bytes
+    merge_us: float  # fixed cost of merging, without its bytes
     merge_tbs: float  # TB/s of partial results, written and read again
     rho: float  # a program's read speed when few others read, relative to when all do
 
@@ -67,6 +67,7 @@ class DeviceCosts:
 
 
 # By the GPU's name as the driver reports it, then by the kernel's name in dispatch.py's table.
+# Measured when a launch of its own merged the partial results, after each call.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(

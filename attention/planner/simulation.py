@@ -22,7 +22,7 @@ from attention.planner.split_plan import (
     EIGHTHS,
     END,
     FIRST,
-    PARTIAL,
+    MERGE,
     ROW,
     HostSplitPlan,
     Int32Array,
@@ -38,7 +38,7 @@ def work_tile_blocks(plan: HostSplitPlan, spec: SplitPlanSpec) -> NDArray[np.int
 
 
 def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> float:
-    """Time until the last program ends, without the combine; 0 for an empty plan."""
+    """Time until the last program ends, without merging; 0 for an empty plan."""
     blocks = work_tile_blocks(plan, spec)
     if len(blocks) == 0:
         return 0.0
@@ -121,9 +121,9 @@ def _memory_bound_makespan(
     return now
 
 
-def combine_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
-    """Time of combining the partial results; 0 if there are none."""
-    partials = int(plan.work[:, PARTIAL].sum())
+def merge_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
+    """Time of merging the partial results; 0 if there are none."""
+    partials = int(np.count_nonzero(plan.work[:, MERGE]))
     if partials == 0:
         return 0.0
     return (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS

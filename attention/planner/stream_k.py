@@ -22,11 +22,13 @@ from math import gcd
 import numpy as np
 
 from attention.planner.split_plan import (
+    COLUMNS,
     EIGHTHS,
     HEAD,
     HostSplitPlan,
     Int32Array,
     SplitPlanSpec,
+    number_merges,
     planned_rows,
     work_tiles_of,
 )
@@ -55,20 +57,21 @@ def plan_stream_k(
     offset = np.arange(g, dtype=np.int32) * work_tiles
     starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * work_tiles))
     merges = np.repeat(one.merges, g, axis=0)  # g consecutive entries per split row
-    merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, head_spec.programs), 0)
+    merges[:, 0] += np.tile(offset, len(one.merges))
+    number_merges(work, merges)
     return HostSplitPlan(work, starts, merges, queued=False)
 
 
 def _plan_flat(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
 ) -> HostSplitPlan:
-    """The plan of all KV heads of spec, concatenated."""
+    """The plan of all KV heads of spec, concatenated; its merges are not numbered."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     heads, programs = spec.kv_heads, spec.programs
     starts = np.zeros(programs + 1, dtype=np.int32)
-    merges = np.zeros((programs, 2), dtype=np.int32)
     if len(rows.row) == 0:
-        return HostSplitPlan(np.zeros((0, 8), dtype=np.int32), starts, merges, queued=False)
+        work, merges = np.zeros((0, COLUMNS), dtype=np.int32), np.zeros((0, 2), dtype=np.int32)
+        return HostSplitPlan(work, starts, merges, queued=False)
     cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.work_tile_cost, 1)
     ends = np.cumsum(cost * heads)  # [R]
     total = int(ends[-1])
@@ -105,6 +108,7 @@ def _plan_flat(
     # `merges` has one entry per unit that is cut, at its first cut.
     before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
     first_cut = np.flatnonzero(cut & ~before)
-    merges[: len(first_cut), 0] = starts[first_cut] - 1
-    merges[: len(first_cut), 1] = np.bincount(all_units)[unit[first_cut]]
+    merges = np.zeros((len(first_cut), 2), dtype=np.int32)
+    merges[:, 0] = starts[first_cut] - 1
+    merges[:, 1] = np.bincount(all_units)[unit[first_cut]]
     return HostSplitPlan(work, starts, merges, queued=False)

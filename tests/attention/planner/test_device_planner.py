@@ -63,7 +63,7 @@ def run(
 
 def assert_same(plan: SplitPlan, host: HostSplitPlan) -> None:
     np.testing.assert_array_equal(plan.starts.cpu().numpy(), host.starts)
-    np.testing.assert_array_equal(plan.merges.cpu().numpy(), host.merges)
+    np.testing.assert_array_equal(plan.merges[: len(host.merges)].cpu().numpy(), host.merges)
     np.testing.assert_array_equal(plan.work[: len(host.work)].cpu().numpy(), host.work)
     assert plan.queued == host.queued and int(plan.queue) == 0
 
@@ -139,7 +139,7 @@ def test_a_smaller_step_leaves_nothing_of_the_one_before(planner: str, device: s
         cu_seqlens_q = np.arange(num_rows + 1, dtype=np.int32) * q_len
         kv_lens = np.full(num_rows, kv_len, dtype=np.int32)
         host = HOST[planner](cu_seqlens_q, kv_lens, spec)
-        assert host.merges[:, 1].any() == (num_rows * q_len * kv_len > 0)
+        assert bool(len(host.merges)) == (num_rows * q_len * kv_len > 0)
         assert len(host.work) >= num_rows * q_len * spec.kv_heads, "empty rows are served too"
         plan = run(device_planner, device, cu_seqlens_q, kv_lens)
         assert_same(plan, host)

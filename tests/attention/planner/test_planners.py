@@ -20,7 +20,7 @@ from attention.planner.split_plan import (
     FIRST,
     HEAD,
     KV_LEN,
-    PARTIAL,
+    MERGE,
     Q_LEN,
     Q_START,
     SplitPlanSpec,
@@ -51,7 +51,7 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
         assert (work_tiles[1:, FIRST] == work_tiles[:-1, END]).all()
         assert (work_tiles[:, FIRST] % spec.block == 0).all()
         assert (work_tiles[:, FIRST] < work_tiles[:, END]).all() or len(work_tiles) == 1
-        assert (work_tiles[:, PARTIAL] == (len(work_tiles) > 1)).all()
+        assert ((work_tiles[:, MERGE] > 0) == (len(work_tiles) > 1)).all()
         assert (work_tiles[:, Q_START] == cu_seqlens_q[row]).all()
         assert (work_tiles[:, Q_LEN] == rows.q_len[place]).all()
         assert (work_tiles[:, KV_LEN] == kv_len).all()
@@ -63,9 +63,10 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
 def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
     cut = sorted((i[0], len(i)) for i in units_of(plan).values() if len(i) > 1)
-    assert sorted(map(tuple, plan.merges[plan.merges[:, 1] > 0].tolist())) == cut
-    assert not plan.merges[len(cut) :].any(), "entries are not one after the other"
-    assert plan.merges.shape == (spec.programs, 2)
+    assert sorted(map(tuple, plan.merges.tolist())) == cut
+    assert len(plan.merges) <= spec.programs
+    for number, (first, work_tiles) in enumerate(plan.merges.tolist(), 1):
+        assert (plan.work[first : first + work_tiles, MERGE] == number).all()
     assert len(plan.work) <= spec.capacity(len(batch[1]))
     assert plan.work.dtype == plan.starts.dtype == plan.merges.dtype == np.int32
     assert plan.starts.shape == (spec.programs + 1,)
@@ -86,7 +87,7 @@ def test_a_stream_k_share_is_at_most_the_mean_and_a_block_and_a_work_tile(batch,
     costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.work_tile_cost))
     loads = np.diff(costs[plan.starts])
     assert (loads <= total / used + 8 + spec.work_tile_cost).all()
-    partials = np.diff(np.append(0, np.cumsum(plan.work[:, PARTIAL]))[plan.starts])
+    partials = np.diff(np.append(0, np.cumsum(plan.work[:, MERGE] > 0))[plan.starts])
     assert (partials <= 2).all()
 
 
@@ -99,7 +100,9 @@ def test_neighbouring_heads_are_read_alike_by_programs_that_run_at_once(batch, s
     heads = work[:, :, HEAD]
     assert (heads[0] % interleaved == 0).all()
     assert (heads == heads[0] + np.arange(interleaved)[:, None]).all()
-    assert (np.delete(work, HEAD, axis=2) == np.delete(work[0], HEAD, axis=1)).all()
+    own = [HEAD, MERGE]
+    assert (np.delete(work, own, axis=2) == np.delete(work[0], own, axis=1)).all()
+    assert ((work[:, :, MERGE] > 0) == (work[0, :, MERGE] > 0)).all()
     loads = np.diff(plan.starts).reshape(interleaved, -1)
     assert (loads == loads[0]).all()
 
