@@ -36,7 +36,7 @@ from model_zoo.layers.moe.autotune import choose
 from model_zoo.layers.moe.autotune import layers_by_key as keys_of
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.experts import ExpertNames, Experts
-from model_zoo.layers.moe.router import Router
+from model_zoo.layers.moe.router.router import Router
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import Tiles, candidates
 from model_zoo.layers.moe.timing import times

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.experts import Experts
-from model_zoo.layers.moe.router import Router
+from model_zoo.layers.moe.router.router import Router
 from model_zoo.parallel.communicator import Alone, Communicator
 
 

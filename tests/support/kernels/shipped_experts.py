@@ -9,7 +9,9 @@ from functools import partial
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.experts import ExpertNames, Experts
 from model_zoo.layers.moe.hopper.tiles import HopperTiles, hopper_candidates
-from model_zoo.layers.moe.router_kernel import route_tokens
+from model_zoo.layers.moe.router.fused_router import fused_router
+from model_zoo.layers.moe.router.route_tokens import route_tokens
+from model_zoo.layers.moe.router.router import Router
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import INVARIANT, candidates
 from model_zoo.moe_config import MoEConfig, RouterConfig
@@ -101,12 +103,28 @@ def call_router(config: RouterConfig, own: range | None = None) -> None:
     route_tokens(tensor(64, config.num_experts), config, bias, own)
 
 
+def call_fused_router(
+    config: RouterConfig, hidden: int, own: range | None = None, *, gate: bool = False
+) -> None:
+    with META:
+        router = Router(config, hidden, LinearFactory(BF16), shared_gate=gate, own=own)
+    fused_router(tensor(1, hidden), router.linear, config, router.correction_bias, own)
+
+
 EXPERTS: dict[str, Callable[[], None]] = {
     "router qwen3": partial(call_router, QWEN3.router),
     "router gpt-oss": partial(call_router, GPT_OSS.router),
     "router deepseek": partial(call_router, DEEPSEEK),
     "router of a rank": partial(call_router, QWEN3.router, range(64, 128)),
     "router of the first rank": partial(call_router, QWEN3.router, range(64)),
+    "fused router qwen3": partial(call_fused_router, QWEN3.router, 2048),
+    "fused router qwen3.5": partial(
+        call_fused_router, replace(QWEN3.router, num_experts=256), 2048, gate=True
+    ),
+    "fused router gpt-oss": partial(call_fused_router, replace(GPT_OSS.router, bias=True), 2880),
+    "fused router deepseek": partial(call_fused_router, DEEPSEEK, 7168),
+    "fused router of a rank": partial(call_fused_router, QWEN3.router, 2048, range(64, 128)),
+    "fused router of the first rank": partial(call_fused_router, QWEN3.router, 2048, range(64)),
 }
 for tokens in (8, 32):
     EXPERTS[f"some experts at {tokens}"] = partial(call_some_experts, "fp8 block", tokens)

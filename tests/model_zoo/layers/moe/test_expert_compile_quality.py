@@ -16,8 +16,9 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.slow  # minutes where Triton has not yet compiled and kept them
 
 # The default tiles of every format for few tokens and for many, and all that is no tile's.
+OTHERS = "router", "fused router", "some experts", "experts invariant"
 NAMES = [
-    *(name for name in EXPERTS if name.startswith(("router", "some experts", "experts invariant"))),
+    *(name for name in EXPERTS if name.startswith(OTHERS)),
     *(
         f"experts {weights or 'bf16'} at {tokens}, 0"
         for weights in FORMATS
@@ -53,7 +54,7 @@ def test_products_run_on_tensor_cores_beside_asynchronous_loads(
 ):
     for name, found in shipped.items():
         for kernel in found:
-            if kernel["name"] in ("_route", "_align", "_sum_pairs"):
+            if kernel["name"] in ("_route", "_fused_router", "_align", "_sum_pairs"):
                 continue
             hot = kernel["hot"]
             assert count(hot, "HGMMA", "HMMA") >= 4 and count(hot, "LDGSTS") >= 2, name
@@ -72,8 +73,25 @@ def test_a_token_and_a_layer_are_at_most_three_launches(
 
 
 def test_all_ranks_run_one_router(shipped: dict[str, list[dict[str, Any]]]):
-    [first], [other] = shipped["router of the first rank"], shipped["router of a rank"]
-    assert first["digest"] == other["digest"]
+    for name in ("router", "fused router"):
+        [first], [other] = shipped[f"{name} of the first rank"], shipped[f"{name} of a rank"]
+        assert first["digest"] == other["digest"]
+
+
+def test_a_fused_router_asks_for_its_weights_before_it_waits(
+    shipped: dict[str, list[dict[str, Any]]],
+):
+    for name in ("fused router qwen3", "fused router qwen3.5", "fused router gpt-oss"):
+        [kernel] = shipped[name]
+        operations = kernel["operations"]
+        if "ACQBULK" not in operations:  # before Hopper no kernel starts early
+            continue
+        before, after = (
+            count(part, "LDG.E.128")
+            for wait in [operations.index("ACQBULK")]
+            for part in (operations[:wait], operations[wait:])
+        )
+        assert before >= 12 and after <= before
 
 
 def test_of_a_rank_that_has_some_experts_they_are_four_at_most(

@@ -9,8 +9,8 @@ from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.moe.experts import ExpertNames, Experts
-from model_zoo.layers.moe.router import Router
-from model_zoo.layers.moe.routing import route
+from model_zoo.layers.moe.router.router import Router
+from model_zoo.layers.moe.router.routing import route
 from model_zoo.moe_config import MoEConfig, RouterConfig
 
 LINEARS = LinearFactory(torch.float32)

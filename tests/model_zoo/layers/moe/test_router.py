@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.moe.router_kernel import covers, route_tokens
-from model_zoo.layers.moe.routing import route
+from model_zoo.layers.moe.router.choose_experts import covers
+from model_zoo.layers.moe.router.route_tokens import route_tokens
+from model_zoo.layers.moe.router.routing import route
 from model_zoo.moe_config import RouterConfig
 
 CONFIGS = {

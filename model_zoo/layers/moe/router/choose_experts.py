@@ -1,22 +1,15 @@
-# route_tokens: from a router's logits to each token's experts and their weights.
-#   grid      (T,): a program of one warp has all logits of a token in registers
-#   reads     logits [T, E] bf16, fp16 or fp32, rows at any stride; bias [E] fp32 or None
-#   writes    ids [T, k] int32, weights [T, k] fp32
-#   math      as route() of routing.py: scores in fp32, the k best one after the other, and of equal
-#             ones the first.  NaN is below every score, so that ids are different experts.  Of a
-#             rank that has OWN experts from first on, these are 0 to OWN - 1, and all others OWN
-#   launch    dependents are launched at once; it reads nothing before the wait
-#   bound     latency: k reductions over a warp
-#   checked   tests/model_zoo/layers/moe/test_router.py against route()
+"""choose_experts: the choice of one token in registers, which both of a router's kernels compute.
+
+As route() of routing.py: scores in float32, the k best one after the other, and of equal ones the
+first.  NaN is below every score, so that ids are different experts.
+"""
+
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
-from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.moe.routing import LEAST_SUM, LOWEST
+from model_zoo.layers.moe.router.routing import LEAST_SUM, LOWEST
 from model_zoo.moe_config import RouterConfig
 
 LOWEST_SCORE = tl.constexpr(LOWEST)
@@ -52,18 +45,19 @@ def _kept_groups(choice, GROUPS: tl.constexpr, KEPT: tl.constexpr):
     return tl.where(is_kept[:, None], grouped, LOWEST_SCORE).reshape(choice.shape[0])
 
 
-@triton.jit(do_not_specialize=["first"])  # all ranks run one kernel
-def _route(
-    LOGITS, BIAS, IDS, WEIGHTS, scale, logits_row, first, E: tl.constexpr, TOP_K: tl.constexpr,
-    BLOCK_E: tl.constexpr, SLOTS: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr,
-    GROUPS: tl.constexpr, KEPT: tl.constexpr, OWN: tl.constexpr, DEPENDENT: tl.constexpr,
+@triton.jit
+def choose_experts(
+    logits, BIAS, IDS, WEIGHTS, scale, first, E: tl.constexpr, TOP_K: tl.constexpr,
+    SLOTS: tl.constexpr, SCORING: tl.constexpr, RENORMALIZE: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, OWN: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    expert = tl.arange(0, BLOCK_E)
+    """Store the k ids and weights of a token with these logits, [power of two] float32.
+
+    IDS, WEIGHTS: where the token's first ones belong.  Of a rank that has OWN experts from `first`
+    on, ids are 0 to OWN - 1, and of all others OWN.
+    """
+    expert = tl.arange(0, logits.shape[0])
     real = expert < E
-    if DEPENDENT:
-        start_successor_and_wait()
-    logits = tl.load(LOGITS + row * logits_row + expert, mask=real, other=0.0).to(tl.float32)
     logits = _finite(logits)
     if SCORING == "sigmoid":
         scores = 1.0 / (1.0 + tl.exp(-tl.maximum(logits, -80.0)))  # no overflow
@@ -98,31 +92,26 @@ def _route(
     if OWN < E:
         is_own = (ids >= first) & (ids < first + OWN)
         ids = tl.where(is_own, ids - first, OWN)
-    tl.store(IDS + row * TOP_K + slot, ids, mask=taken)
-    tl.store(WEIGHTS + row * TOP_K + slot, weights * scale, mask=taken)
+    tl.store(IDS + slot, ids, mask=taken)
+    tl.store(WEIGHTS + slot, weights * scale, mask=taken)
 
 
 def covers(config: RouterConfig) -> bool:
-    """Whether the kernel has the configuration: groups are to be as many as powers of two."""
+    """Whether the kernels have the configuration: groups are to be as many as powers of two."""
     size = config.num_experts // config.groups
     return config.groups == 1 or all(n & (n - 1) == 0 for n in (config.groups, size))
 
 
-def route_tokens(
-    logits: Tensor, config: RouterConfig, bias: Tensor | None, own: range | None = None
-) -> tuple[Tensor, Tensor]:
-    """logits [T, E], bias [E] or None -> (ids [T, k] int32, weights [T, k] float32), as route()."""
-    tokens, experts = logits.shape
-    own = range(experts) if own is None else own
-    assert experts == config.num_experts and logits.stride(1) == 1 and covers(config)
-    ids = torch.empty(tokens, config.top_k, dtype=torch.int32, device=logits.device)
-    weights = torch.empty(tokens, config.top_k, dtype=torch.float32, device=logits.device)
-    if tokens:
-        _route[(tokens,)](
-            logits, bias, ids, weights, config.scale, logits.stride(0), own.start,
-            E=experts, TOP_K=config.top_k, BLOCK_E=triton.next_power_of_2(experts),
-            SLOTS=triton.next_power_of_2(config.top_k), SCORING=config.scoring,
-            RENORMALIZE=config.renormalize, GROUPS=config.groups, KEPT=config.kept_groups,
-            OWN=len(own), num_warps=1, **dependent_launch(logits.device),
-        )  # fmt: skip
-    return ids, weights
+def constants(config: RouterConfig, own: range) -> dict[str, object]:
+    """The constants of choose_experts, for a rank that has the experts `own`."""
+    return {
+        "E": config.num_experts,
+        "TOP_K": config.top_k,
+        "BLOCK_E": triton.next_power_of_2(config.num_experts),
+        "SLOTS": triton.next_power_of_2(config.top_k),
+        "SCORING": config.scoring,
+        "RENORMALIZE": config.renormalize,
+        "GROUPS": config.groups,
+        "KEPT": config.kept_groups,
+        "OWN": len(own),
+    }

@@ -1,7 +1,7 @@
 """route: from a router's logits to each token's experts and their weights.
 
-In PyTorch's operations, without a read by the host: for CPUs, for what the kernel of
-router_kernel.py does not cover, and as that kernel's oracle.
+In PyTorch's operations, without a read by the host: for CPUs, for what choose_experts.py does not
+cover, and as the oracle of the kernels that call that.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -9,8 +10,11 @@ from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.moe.routing import route
+from model_zoo.layers.moe.router.routing import route
 from model_zoo.moe_config import RouterConfig
+
+# As route() and route_tokens().
+Choose = Callable[[Tensor, RouterConfig, Tensor | None, range | None], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +72,20 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routed:
         """x [T, hidden]"""
+        if not fused_kernels.use_fused_kernels(x.device):
+            return self._separate(x, route)
+        from model_zoo.layers.moe.router.choose_experts import covers
+        from model_zoo.layers.moe.router.fused_router import fused_router, fuses
+        from model_zoo.layers.moe.router.route_tokens import route_tokens
+
+        if fuses(len(x), self.config, self.linear):
+            bias = self.correction_bias
+            return Routed(*fused_router(x, self.linear, self.config, bias, self._own))
+        return self._separate(x, route_tokens if covers(self.config) else route)
+
+    def _separate(self, x: Tensor, choose: Choose) -> Routed:
+        """The product, and then the choice."""
         outputs = self.linear(x.to(self.linear.dtype))
         logits = outputs[:, : self.config.num_experts]
         gate = outputs[:, self.config.num_experts] if self._has_gate else None
-        if fused_kernels.use_fused_kernels(x.device):
-            from model_zoo.layers.moe.router_kernel import covers, route_tokens
-
-            if covers(self.config):
-                bias = self.correction_bias
-                return Routed(*route_tokens(logits, self.config, bias, self._own), gate)
-        return Routed(*route(logits, self.config, self.correction_bias, self._own), gate)
+        return Routed(*choose(logits, self.config, self.correction_bias, self._own), gate)

@@ -1,0 +1,1 @@
+"""Routers of experts: their product and the choice, one fused kernel of few tokens, an oracle."""
