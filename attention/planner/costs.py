@@ -47,8 +47,6 @@ class DeviceCosts:
     ) -> SplitPlanSpec:
         """The SplitPlanSpec of a decode grid, costs rounded to eighths of a block.
 
-        A cut moves by so many blocks as a program alone reads in half of the time of merging: it
-        lengthens the share of one program, and both that it divides need not write their part.
         item_bytes: of a stored element of K or V; group: query heads per KV head
         """
         block_us = self.block_us(
@@ -65,28 +63,26 @@ class DeviceCosts:
             work_tile_cost=round(EIGHTHS * self.piece_us / block_us),
             merge_cost=round(EIGHTHS * self.merge_us / block_us),
             merge_tile_cost=round(EIGHTHS * partial_us / block_us),
-            whole_blocks=round(self.rho * self.merge_us / (2 * block_us)),
         )
 
 
 # By the GPU's name as the driver reports it, then by the kernel's name in dispatch.py's table.
-# merge_us: what the last program's merge adds to a call within a step of one row on an H200 (an
-# atomic and two reads, behind what the next GEMM has asked for); the rest by `wavefill tune`.
+# Measured when a launch of its own merged the partial results, after each call.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(
-            read_tbs=2.898, launch_us=7.65, piece_us=1.5, merge_us=4.0, merge_tbs=12.114, rho=2.49
+            read_tbs=2.898, launch_us=7.65, piece_us=1.5, merge_us=0.01, merge_tbs=12.114, rho=2.49
         ),
         "decode_hopper": DeviceCosts(
-            read_tbs=3.052, launch_us=2.72, piece_us=0.53, merge_us=4.0, merge_tbs=6.126, rho=2.08
+            read_tbs=3.052, launch_us=2.72, piece_us=0.53, merge_us=0.05, merge_tbs=6.126, rho=2.08
         ),
     },
     "NVIDIA H200": {
         "decode": DeviceCosts(
-            read_tbs=4.21, launch_us=6.87, piece_us=2.33, merge_us=4.0, merge_tbs=14.182, rho=1.7
+            read_tbs=4.21, launch_us=6.87, piece_us=2.33, merge_us=0.01, merge_tbs=14.182, rho=1.7
         ),
         "decode_hopper": DeviceCosts(
-            read_tbs=4.343, launch_us=2.71, piece_us=0.59, merge_us=4.0, merge_tbs=6.922, rho=1.42
+            read_tbs=4.343, launch_us=2.71, piece_us=0.59, merge_us=0.16, merge_tbs=6.922, rho=1.42
         ),
     },
 }

@@ -41,7 +41,6 @@ class SplitPlanSpec:
     merge_cost: int = 8  # fixed cost of merging
     merge_tile_cost: int = 1  # merging costs this * partial results / programs in addition
     min_blocks: int = 1  # of a program's share
-    whole_blocks: int = 0  # stream-K: a cut so near to an end of a row and KV head moves there
 
     def capacity(self, max_rows: int) -> int:
         """Entries of `work` that a step of at most max_rows rows needs."""

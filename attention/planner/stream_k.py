@@ -3,9 +3,7 @@
 Rows and KV heads are concatenated, each as long as its blocks plus the fixed cost of a work tile;
 the sequence is divided into equal shares wherever they fall.  Including the fixed cost, a
 program that starts or ends inside a row does not end later than the others.  A program has at most
-two partial work tiles, its first and its last, whatever the lengths.  A cut that would fall within
-whole_blocks of the end of a row and KV head moves there, since merging would take longer than
-reading so much more: short rows are not divided.
+two partial work tiles, its first and its last, whatever the lengths.
 
 Adjacent KV heads of a page are adjacent in memory, and concurrent reads of one DRAM page are faster
 (1 to 2 % on an H100).  So heads are interleaved: with g = gcd(kv_heads, programs), a plan is made
@@ -47,9 +45,8 @@ def plan_stream_k(
     """Divide the rows' KV into spec.programs shares of equal cost.
 
     Shares have at least min_blocks blocks: with little work some programs get none.  A program's
-    load is at most its share + 1 + 2 * whole_blocks blocks + work_tile_cost.  With
-    g = interleaved_heads(spec), program j * (programs / g) + p reads of head h * g + j what program
-    p reads of head h * g.
+    load is at most its share + one block + work_tile_cost.  With g = interleaved_heads(spec),
+    program j * (programs / g) + p reads of head h * g + j what program p reads of head h * g.
     """
     g = interleaved_heads(spec)
     head_spec = replace(spec, kv_heads=spec.kv_heads // g, programs=spec.programs // g)
@@ -86,10 +83,8 @@ def _plan_flat(
     inside = bound - (ends[row] - cost[row] * heads)
     head, inside = np.divmod(inside, cost[row])
     block = np.clip((inside - spec.work_tile_cost + EIGHTHS // 2) // EIGHTHS, 0, rows.blocks[row])
-    block = np.where(block > spec.whole_blocks, block, 0)
     unit = row * heads + head
-    # Rounded to the unit's end: the next unit.
-    past = (block >= rows.blocks[row] - spec.whole_blocks) & (block > 0)
+    past = (block >= rows.blocks[row]) & (block > 0)  # rounded to the unit's end: the next unit
     unit, block = unit + past, np.where(past, 0, block)
     unit[0], block[0] = 0, 0
     unit[used], block[used] = len(rows.row) * heads, 0

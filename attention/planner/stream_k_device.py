@@ -9,7 +9,6 @@ plan_stream_k
   writes    work, starts, merges of a SplitPlan; queue = 0
   math      Every program computes the prefix sum of the rows' costs, and for each boundary between
             shares (at most programs + 1) whether it cuts a row.
-            Boundaries within WHOLE blocks of an end of a unit do not cut it.
             A share has at least a block, so that no two boundaries cut at the same one: the work
             tile that begins at a boundary ends at the next or at the end of its unit (a row and KV
             head), and depends on no other.
@@ -78,16 +77,9 @@ def _boundary(j, share, rest, used):
 
 
 @triton.jit
-def _block_at(inside, WORK_TILE_COST: tl.constexpr, WHOLE: tl.constexpr):
-    """An offset into a unit in eighths -> the nearest block; 0 for the first WHOLE."""
-    block = (tl.maximum(inside - (WORK_TILE_COST - 4), 0) >> 3).to(tl.int32)
-    return tl.where(block > WHOLE, block, 0)
-
-
-@triton.jit
-def _to_end(block, blocks, WHOLE: tl.constexpr):
-    """`blocks` for the last WHOLE of a unit and what is beyond; block 0 stays."""
-    return tl.where((block > 0) & (block >= blocks - WHOLE), blocks, block)
+def _block_at(inside, WORK_TILE_COST: tl.constexpr):
+    """An offset into a unit in eighths -> the nearest block; 0 inside the fixed cost."""
+    return (tl.maximum(inside - (WORK_TILE_COST - 4), 0) >> 3).to(tl.int32)
 
 
 @triton.jit
@@ -149,7 +141,7 @@ def _row_offsets(
 def _cuts(
     CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
     HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
-    WHOLE: tl.constexpr, MAX_ROWS: tl.constexpr,
+    MAX_ROWS: tl.constexpr,
 ):  # fmt: skip
     """The row of each boundary j, and whether the boundary cuts it.
 
@@ -170,11 +162,11 @@ def _cuts(
     if HEADS > 1:
         head = _divide(inside, row_cost)
         inside -= head * row_cost
-    block = _to_end(_block_at(inside, WORK_TILE_COST, WHOLE), blocks, WHOLE)
+    block = _block_at(inside, WORK_TILE_COST)
     cut = (block > 0) & (block < blocks)
     unit_at = position - inside
     position_before = _boundary(tl.maximum(j - 1, 0), share, rest, used)
-    first_cut = cut & (_block_at(position_before - unit_at, WORK_TILE_COST, WHOLE) == 0)
+    first_cut = cut & (_block_at(position_before - unit_at, WORK_TILE_COST) == 0)
     return (
         row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
     )  # fmt: skip
@@ -182,18 +174,14 @@ def _cuts(
 
 @triton.jit
 def _first_cut_after(
-    unit_at, blocks, counts_before, total, used, share, rest, ratio,
-    WORK_TILE_COST: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
+    unit_at, counts_before, total, used, share, rest, ratio, WORK_TILE_COST: tl.constexpr
+):
     """Of the first boundary that may cut a unit.
 
     -> (block where the unit's first work tile ends, unless the unit does; cuts before; cut units)
     """
-    first = unit_at + (WORK_TILE_COST + 4 + 8 * WHOLE)
-    cutter = tl.minimum(_first_boundary(first, total, used, ratio), used)
-    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, WORK_TILE_COST, WHOLE)
-    # The last boundary may be so near to the start of a short unit, which it does not cut.
-    end = tl.where(end > 0, _to_end(end, blocks, WHOLE), blocks)
+    cutter = tl.minimum(_first_boundary(unit_at + (WORK_TILE_COST + 4), total, used, ratio), used)
+    end = _block_at(_boundary(cutter, share, rest, used) - unit_at, WORK_TILE_COST)
     before = tl.gather(counts_before, cutter, 0)
     return end, before & 0xFFFF, before >> 16
 
@@ -201,11 +189,10 @@ def _first_cut_after(
 @triton.jit
 def _write_merges(
     MERGES, j, start, unit_at, blocks, first_cut, merge, total, used, ratio,
-    WORK_TILE_COST: tl.constexpr, WHOLE: tl.constexpr,
+    WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
     """Write `merges`; all boundaries from a unit's first cut to the last inside it are cuts."""
-    end = unit_at + (blocks - WHOLE) * 8 + (WORK_TILE_COST - 4)
-    past = _first_boundary(end, total, used, ratio)
+    past = _first_boundary(unit_at + blocks * 8 + (WORK_TILE_COST - 4), total, used, ratio)
     entry = MERGES.to(tl.pointer_type(tl.int64)) + merge
     tl.store(entry, pair_of(start - 1, 1 + past - j), mask=first_cut)
 
@@ -215,7 +202,7 @@ def _write_split_work_tiles(
     WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len, first_block,
     blocks, unit_at, cut, first_cut, counts, total, used, share, rest, ratio, copy, copy_at,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
-    WORK_TILE_COST: tl.constexpr, WHOLE: tl.constexpr,
+    WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
     """Write the start of each share, the work tiles that begin at a cut, and the merges."""
     unit = rank * HEADS + head + ((blocks > 0) & (block >= blocks)).to(tl.int32)
@@ -223,8 +210,7 @@ def _write_split_work_tiles(
     start = copy_at + tl.where(j == 0, 0, start)  # 0 also for a batch without rows
     # The end of a plan is the start of the next: both write that entry with the same value.
     tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
-    end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, WORK_TILE_COST, WHOLE)
-    end = _to_end(end, blocks, WHOLE)
+    end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, WORK_TILE_COST)
     # The entries of interleaved plans alternate in `merges`.
     merge = ((counts >> 16) - 1) * INTERLEAVED + copy
     write_work_tiles(
@@ -232,18 +218,7 @@ def _write_split_work_tiles(
         kv_len, first_block, blocks, merge, cut, BLOCK,
     )  # fmt: skip
     _write_merges(
-        MERGES,
-        j,
-        start,
-        unit_at,
-        blocks,
-        first_cut,
-        merge,
-        total,
-        used,
-        ratio,
-        WORK_TILE_COST,
-        WHOLE,
+        MERGES, j, start, unit_at, blocks, first_cut, merge, total, used, ratio, WORK_TILE_COST
     )
 
 
@@ -255,7 +230,7 @@ def plan_stream_k(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
-    WHOLE: tl.constexpr, MIN_SHARE: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -283,7 +258,7 @@ def plan_stream_k(
         row, rank, head, block, q_start, q_len, kv_len, first_block, blocks, unit_at, cut, first_cut
     ) = _cuts(
         CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
-        HEADS, WINDOW, BLOCK, WORK_TILE_COST, WHOLE, MAX_ROWS,
+        HEADS, WINDOW, BLOCK, WORK_TILE_COST, MAX_ROWS,
     )  # fmt: skip
     # One prefix sum for two counts: cuts, and from bit 16 up the units with a cut.
     marks = cut.to(tl.int32) + (first_cut.to(tl.int32) << 16)
@@ -298,12 +273,11 @@ def plan_stream_k(
         my_rank, my_at = _unpack(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
         my_at += my_head * tl.maximum(my_blocks * 8 + WORK_TILE_COST, 1)
         my_end, cuts_before, merges_before = _first_cut_after(
-            my_at, my_blocks, counts - marks, total, used, share, rest, ratio, WORK_TILE_COST, WHOLE
+            my_at, counts - marks, total, used, share, rest, ratio, WORK_TILE_COST
         )
         write_work_tiles(
             WORK, copy_at + my_rank * HEADS + my_head + cuts_before, my_row,
-            my_head * INTERLEAVED + copy, tl.zeros_like(my_row),
-            tl.minimum(my_end, my_blocks),
+            my_head * INTERLEAVED + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
             my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks,
             merges_before * INTERLEAVED + copy, mine & my_planned, BLOCK,
         )  # fmt: skip
@@ -312,5 +286,5 @@ def plan_stream_k(
         _write_split_work_tiles(
             WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len,
             first_block, blocks, unit_at, cut, first_cut, counts, total, used, share, rest, ratio,
-            copy, copy_at, INTERLEAVED, HEADS, PROGRAMS, BLOCK, WORK_TILE_COST, WHOLE,
+            copy, copy_at, INTERLEAVED, HEADS, PROGRAMS, BLOCK, WORK_TILE_COST,
         )  # fmt: skip
