@@ -13,7 +13,9 @@ from attention.common.hopper import cta_barrier
 from attention.common.softmax import M_INIT
 from attention.decode.decode_hopper_tile import write_whole
 
-LOADED = gl.constexpr(32)  # elements of parts that a thread of four warps loads at once
+# Elements of parts that a thread of four warps loads at once: each load of parts takes as long as
+# the memory's latency, and a row alone may have as many parts as there are programs.
+LOADED = gl.constexpr(64)
 
 
 @gluon.jit

@@ -67,7 +67,8 @@ class DeviceCosts:
 
 
 # By the GPU's name as the driver reports it, then by the kernel's name in dispatch.py's table.
-# Measured when a launch of its own merged the partial results, after each call.
+# All but an H200's decode_hopper were measured when a launch of its own merged the partial results,
+# after each call.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(
@@ -82,7 +83,7 @@ SHIPPED = {
             read_tbs=4.21, launch_us=6.87, piece_us=2.33, merge_us=0.01, merge_tbs=14.182, rho=1.7
         ),
         "decode_hopper": DeviceCosts(
-            read_tbs=4.343, launch_us=2.71, piece_us=0.59, merge_us=0.16, merge_tbs=6.922, rho=1.42
+            read_tbs=3.914, launch_us=1.49, piece_us=0.71, merge_us=1.58, merge_tbs=2.402, rho=1.48
         ),
     },
 }
