@@ -340,7 +340,8 @@ class SwigluLinear(Linear):
             after=after,
             cuts=cuts,
         )
-        self.gelu = gelu
+        self.gate: Gate = "gelu" if gelu else "silu"
+        self.may_gate = True  # False: GEMMs of few rows leave the activation to a kernel of its own
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
     def use_swiglu(self, gemms: Mapping[int, GemmImpl]) -> None:
@@ -349,7 +350,7 @@ class SwigluLinear(Linear):
         More rows use that of the largest size.  Sizes that are not in gemms, and rows up to the
         largest of BUCKETS, use Linear's GEMM and silu_mul.
         """
-        assert not self.gelu
+        assert self.gate == "silu"
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
     def swiglu(
@@ -364,27 +365,30 @@ class SwigluLinear(Linear):
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
         scales = None if consumer is None else consumer.input_scales(len(x))
-        few = self.gemm_of(len(x))
-        if (
-            scales is None
-            and isinstance(few, GatingGemm)
-            and isinstance(x, Tensor)
-            and few.gates(len(x), self.operand)
-            and not self.is_batch_invariant  # more rows would be rounded otherwise
-        ):
-            gate: Gate = "gelu" if self.gelu else "silu"
-            return few.multiply(x.contiguous(), self.operand, self.bias, gate)
+        gating = self.gating_gemm(len(x))
+        if gating is not None and scales is None and isinstance(x, Tensor):
+            return gating.multiply(x.contiguous(), self.operand, self.bias, self.gate)
         both = self(x)
         if fused_kernels.use_fused_kernels(both.device):
             if scales is not None:
                 from model_zoo.layers.quantized_gemm.quantize_rows import silu_mul_quantize
 
-                return silu_mul_quantize(both, scales, gelu=self.gelu)
+                return silu_mul_quantize(both, scales, gelu=self.gate == "gelu")
             from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
-            return gelu_tanh_mul(both) if self.gelu else silu_mul(both)
+            return gelu_tanh_mul(both) if self.gate == "gelu" else silu_mul(both)
         gate, up = both.chunk(2, -1)
-        return (F.gelu(gate, approximate="tanh") if self.gelu else F.silu(gate)) * up
+        return (F.gelu(gate, approximate="tanh") if self.gate == "gelu" else F.silu(gate)) * up
+
+    def gating_gemm(self, rows: int) -> GatingGemm | None:
+        """What multiplies so many rows and computes the activation, too.
+
+        None of batch-invariant layers: more rows would be rounded otherwise.
+        """
+        gemm = self.gemm_of(rows)
+        if not isinstance(gemm, GatingGemm) or not self.may_gate or self.is_batch_invariant:
+            return None
+        return gemm if gemm.gates(rows, self.operand) else None
 
 
 def can_reorder(weight: Tensor) -> bool:

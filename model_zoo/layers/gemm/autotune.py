@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from model_zoo.layers.gemm.implementations import BUCKETS, MAX_ROWS, GemmImpl, supports_kernels
+from model_zoo.layers.gemm.implementations import (
+    BUCKETS,
+    MAX_ROWS,
+    GatingGemm,
+    GemmImpl,
+    supports_kernels,
+)
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear, SwigluLinear
 from model_zoo.layers.quantized_rows import Producer
@@ -94,18 +100,52 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
             file, environment_key, {str(gemm_key): gemm for gemm_key, gemm in made.items()}
         )
     use(layers, choices | made)
+    check_gates(layers)
 
 
 def run_candidates(model: nn.Module) -> None:
     """Run each candidate of autotune_gemms once, so that all are compiled."""
     from model_zoo.layers.gemm.timing import SmallKernel
 
-    for gemm_key, (layer, *_) in layers_by_key(model).items():
+    for gemm_key, (layer, *others) in layers_by_key(model).items():
+        gated = next((one for one in (layer, *others) if isinstance(one, SwigluLinear)), None)
         before = SmallKernel(
             layer.after, gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device
         )
         for gemm in candidates_for(gemm_key, layer.device):
             before.run_with(gemm, layer.operand, layer.bias)
+            if gated is not None and isinstance(gemm, GatingGemm):
+                _run_gated(gemm, gated, gemm_key.rows)
+
+
+def _run_gated(gemm: GatingGemm, layer: SwigluLinear, rows: int) -> None:
+    if gemm.gates(rows, layer.operand):
+        x = torch.zeros(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+        gemm.multiply(x, layer.operand, layer.bias, layer.gate)
+
+
+def check_gates(layers: Mapping[GemmKey, Sequence[Linear]]) -> None:
+    """Leave the activation to a kernel of its own where the chosen GEMM's is another."""
+    for gemm_key, found in layers.items():
+        gated = [layer for layer in found if isinstance(layer, SwigluLinear)]
+        if gemm_key.swiglu or not gated or gated[0].gating_gemm(gemm_key.rows) is None:
+            continue
+        layer = gated[0]
+        x = torch.randn(gemm_key.rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+        outputs: list[Tensor] = []
+        for layer.may_gate in (False, True):
+            output = layer.swiglu(x)
+            assert isinstance(output, Tensor)
+            outputs.append(output.float())
+        expected, output = outputs
+        off = (output - expected).norm() / expected.norm().clamp(min=1e-30)
+        if not off <= LARGEST_ERROR:
+            log.warning(
+                "%s: the GEMM's own %s is not used: it differs by %.0f %%",
+                gemm_key, layer.gate, 100 * off,
+            )  # fmt: skip
+            for layer in gated:
+                layer.may_gate = False
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:
@@ -168,7 +208,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
                 gemm_key = replace(gemm_key, scheme=layer.packed.scheme, after=layer.after)
             for rows in (*BUCKETS, *_tuned_above(layer)):
                 layers[replace(gemm_key, rows=rows)].append(layer)
-            if isinstance(layer, SwigluLinear) and layer.packed is None and not layer.gelu:
+            if isinstance(layer, SwigluLinear) and layer.packed is None and layer.gate == "silu":
                 for rows in SIZES:
                     layers[replace(gemm_key, rows=rows, swiglu=True)].append(layer)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.gemm.autotune import GemmKey, check_gates
 from model_zoo.layers.gemm.implementations import (
     Gate,
     GatingGemm,
@@ -140,3 +142,59 @@ def test_a_chain_of_layers_has_the_same_bits_at_each_replay():
         found.append(out.clone())
     assert all(torch.equal(other, found[0]) for other in found)
     assert (found[0].double() - expected.double()).norm() <= 0.05 * expected.double().norm()
+
+
+class OwnGate(GatingGemm):
+    """By PyTorch's operations; `factor` is what its gated output is wrong by."""
+
+    name = "of a test"
+
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor, self.gated = factor, 0
+
+    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
+        product = F.linear(x, weight, bias)
+        if gate is None:
+            return product
+        self.gated += 1
+        gates, ups = product.chunk(2, -1)
+        return self.factor * F.silu(gates) * ups
+
+
+def gated_layer(gemm: GatingGemm) -> SwigluLinear:
+    layer = SwigluLinear(16, 24, bias=False, dtype=torch.float32)
+    layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+    layer.use_gemms({8: gemm})
+    return layer
+
+
+def test_a_gate_is_computed_by_the_gemm_unless_its_consumer_takes_codes_or_rows_must_not_matter():
+    gemm = OwnGate()
+    layer, x = gated_layer(gemm), torch.ones(3, 16)
+
+    class TakesCodes:
+        def input_scales(self, rows: int) -> str:
+            return "row"
+
+    layer.swiglu(x)
+    assert gemm.gated == 1
+    layer.swiglu(x, consumer=TakesCodes())  # type: ignore[arg-type]
+    assert gemm.gated == 1
+    assert layer.gating_gemm(3) is gemm and layer.gating_gemm(9) is None
+    layer.is_batch_invariant = True
+    assert layer.gating_gemm(3) is None
+    layer.swiglu(x)
+    assert gemm.gated == 1
+
+
+@pytest.mark.parametrize(("factor", "kept"), [(1.0, True), (1.2, False), (float("nan"), False)])
+def test_a_start_leaves_a_gate_that_is_wrong_to_another_kernel(
+    factor: float, kept: bool, caplog: pytest.LogCaptureFixture
+):
+    first, second = gated_layer(OwnGate(factor)), gated_layer(OwnGate(factor))
+    other = Linear(16, 48, bias=False, dtype=torch.float32)  # of the same shape
+    key = GemmKey(48, 16, torch.float32, False, 8)
+    check_gates({key: [other, first, second], replace(key, rows=16): [other, first, second]})
+    assert first.may_gate == second.may_gate == kept
+    assert len(caplog.records) == (0 if kept else 1)
+    assert kept or "the GEMM's own silu is not used" in caplog.text
