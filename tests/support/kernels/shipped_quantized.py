@@ -124,9 +124,9 @@ for name in (*FORMATS, "mxfp4"):
     QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
 for name in ("int4 g128", "fp8 row"):
-    QUANTIZED[f"skinny {name} gated at 1"] = partial(call_skinny, name, 1, 32, True, "silu")
-    QUANTIZED[f"skinny {name} gated at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
-    QUANTIZED[f"skinny {name} gated at 16"] = partial(call_skinny, name, 16, 128, True, "silu")
+    QUANTIZED[f"gated skinny {name} at 1"] = partial(call_skinny, name, 1, 32, True, "silu")
+    QUANTIZED[f"gated skinny {name} at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
+    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 128, True, "silu")
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
