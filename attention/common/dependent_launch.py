@@ -5,18 +5,22 @@ griddepcontrol.launch_dependents, instead of when they have exited: its launch l
 of the plan are hidden.  It must execute griddepcontrol.wait before it touches what that kernel
 writes.
 
-Most kernels wait first and then launch their dependents, so that everything but the direct
-predecessor of a running kernel is complete.  Small kernels launch dependents first: the Hopper
-decode kernel copies keys and values of earlier steps while they, and their predecessors, still run.
-Before its wait a kernel may therefore read nothing that the layer has computed.  It may read plans:
-planner kernels do not use PDL, so that their successor starts when they are complete and visible
-(PTX ISA, griddepcontrol).  A planner with PDL would break this.
+Many kernels launch their dependents before they wait, so that any number of kernels may run at
+once.  What makes that right:
 
-Counters and queues that a kernel leaves at zero for its next launch are touched after the wait too.
+- Every grid waits in some program, so that its end implies the end of all grids before it.
+- Before one of its warps has waited, and handed that on, a CTA writes nothing and reads nothing
+  that the layer has computed.  Counters and queues that are left at zero for the next launch are no
+  exception.  Where a warp loads x and others write the output, x in shared memory hands it on.
+- What a successor reads before its own wait must be complete when this kernel launches dependents:
+  such kernels wait first, in every CTA.  The first product of experts does, whose list of tiles
+  the second reads; so does decode_hopper, after which keys and values of earlier steps are read.
+- Plans may be read before the wait: planner kernels do not use PDL, so that their successor starts
+  when they are complete and visible (PTX ISA, griddepcontrol).
 
 In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
-that decode_hopper writes, so it runs without waiting and waits at its end: waiting for it implies
-waiting for both.
+that decode_hopper writes, so it runs, counts and writes without waiting, and waits at its end:
+waiting for it implies waiting for both.
 """
 
 from __future__ import annotations

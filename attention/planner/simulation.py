@@ -122,11 +122,17 @@ def _memory_bound_makespan(
 
 
 def merge_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
-    """Time of merging the partial results; 0 if there are none."""
+    """Time of merging the partial results; 0 if there are none.
+
+    All parts of a row and KV head are merged by one program, which ends last.
+    """
     partials = int(np.count_nonzero(plan.work[:, MERGE]))
     if partials == 0:
         return 0.0
-    return (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS
+    spread = (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS
+    if spec.block_parts == 0:
+        return spread
+    return spread + int(plan.merges[:, 1].max()) / spec.block_parts
 
 
 def lower_bound(

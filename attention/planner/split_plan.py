@@ -41,6 +41,7 @@ class SplitPlanSpec:
     merge_cost: int = 8  # fixed cost of merging
     merge_tile_cost: int = 1  # merging costs this * partial results / programs in addition
     min_blocks: int = 1  # of a program's share
+    block_parts: int = 0  # parts that a program merges while another reads a block; 0: any number
 
     def capacity(self, max_rows: int) -> int:
         """Entries of `work` that a step of at most max_rows rows needs."""
@@ -139,6 +140,7 @@ class SplitPlan:
         self.starts.copy_(torch.from_numpy(plan.starts))
         self.merges[: len(plan.merges)] = torch.from_numpy(plan.merges)
         self.queue.zero_()
+        self.arrived.zero_()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,10 @@ the sequence is divided into equal shares wherever they fall.  Including the fix
 program that starts or ends inside a row does not end later than the others.  A program has at most
 two partial work tiles, its first and its last, whatever the lengths.
 
+One program merges the parts of a row and KV head, one after the other.  A row of n blocks in p
+parts takes n / p + p / block_parts in blocks, least with p = sqrt(n * block_parts); so units of
+equal lengths get no more programs than have their parts then, sqrt(units * blocks * block_parts).
+
 Adjacent KV heads of a page are adjacent in memory, and concurrent reads of one DRAM page are faster
 (1 to 2 % on an H100).  So heads are interleaved: with g = gcd(kv_heads, programs), a plan is made
 for every g-th head and a g-th of the programs, and repeated for the g - 1 heads after each, so that
@@ -17,7 +21,7 @@ same integers on the GPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd
+from math import gcd, isqrt
 
 import numpy as np
 
@@ -76,6 +80,9 @@ def _plan_flat(
     ends = np.cumsum(cost * heads)  # [R]
     total = int(ends[-1])
     used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
+    if spec.block_parts:
+        most = len(rows.row) * heads * total * spec.block_parts // EIGHTHS
+        used = min(used, max(isqrt(most), 1))
 
     # Where each share begins: unit = row * heads + head, and the block inside the unit.
     bound = np.arange(used + 1) * total // used

@@ -138,6 +138,15 @@ def _row_offsets(
 
 
 @triton.jit
+def _root(x, MOST: tl.constexpr):
+    """The largest int32 up to MOST whose square is at most x, an int64 that is not negative."""
+    x = tl.minimum(x, MOST * MOST).to(tl.int32)  # below 2^24: float32 has it, and its root to 1
+    root = tl.sqrt(x.to(tl.float32)).to(tl.int32)
+    root -= (root * root > x).to(tl.int32)
+    return root + ((root + 1) * (root + 1) <= x).to(tl.int32)
+
+
+@triton.jit
 def _cuts(
     CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
     HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
@@ -230,7 +239,7 @@ def plan_stream_k(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
-    MIN_SHARE: tl.constexpr,
+    MIN_SHARE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -250,6 +259,11 @@ def plan_stream_k(
     )
     before, rows, total = _row_offsets(planned, blocks, HEADS, WORK_TILE_COST, MAX_ROWS)
     used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
+    if BLOCK_PARTS > 0:
+        # Clamped, so that the product fits: the root is PROGRAMS from there on.
+        cost = tl.minimum(total, 8 * PROGRAMS * PROGRAMS)
+        most = cost * (rows * HEADS).to(tl.int64) * BLOCK_PARTS // 8
+        used = tl.minimum(used, tl.maximum(_root(most, PROGRAMS), 1))
     share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
 

@@ -314,7 +314,7 @@ class Linear(nn.Module):
 class SwigluLinear(Linear):
     """silu(gate) * up (arXiv 2002.05202); weight [2 * out, in]: gate rows, then up rows.
 
-    gelu  gelu(gate) * up, by tanh, which no fused GEMM computes
+    gelu  gelu(gate) * up, by tanh, which no GEMM of many rows computes
     """
 
     def __init__(
@@ -348,7 +348,7 @@ class SwigluLinear(Linear):
         """Set the fused GEMM for each number of rows in SIZES, which covers smaller numbers too.
 
         More rows use that of the largest size.  Sizes that are not in gemms, and rows up to the
-        largest of BUCKETS, use Linear's GEMM and silu_mul.
+        largest of BUCKETS, use Linear's GEMM, and silu_mul unless it is a GatingGemm.
         """
         assert self.gate == "silu"
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]

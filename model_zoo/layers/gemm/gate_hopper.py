@@ -27,6 +27,7 @@ def tile_row(tile, r, N, HEIGHT: gl.constexpr, GATED: gl.constexpr):
 def gate_mul(acc, GATE: gl.constexpr):
     """acc [2 * rows, M] float32, gates and then ups -> activation(gate) * up [rows, M].
 
+    Nothing is rounded before the product, unlike in kernels/silu_mul.py, where PyTorch rounds.
     GATE  "silu", or "gelu": its approximation by tanh
     """
     both = acc.reshape([2, acc.shape[0] // 2, acc.shape[1]]).permute((1, 2, 0))

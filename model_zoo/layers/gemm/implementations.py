@@ -154,10 +154,10 @@ class SkinnyGemm(GatingGemm):
     name = "few rows (Hopper)"
     block_n: int  # weight rows of a tile: 16, 32, 64 or 128
     block_k: int  # columns of a unit: a multiple of 64, of 128 for 32 rows, of 256 for 16
-    stages: int  # units of weights in flight per program
+    stages: int  # units of weights in a program's ring
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
-    x_stages: int = 3  # units of x in flight, which come from L2; at most stages
+    x_stages: int = 3  # units of x in a ring of their own, which come from L2; at most stages
 
     @property
     def fold(self) -> int:

@@ -20,7 +20,8 @@ skinny_gemm: stream-K over the weights' units, an equal contiguous share for eac
             None
   writes    y [M, N], or [M, N / 2] with GATE, contiguous
   bound     memory: 2 * N * K bytes
-  checked   tests/model_zoo/layers/gemm/test_gemm.py on a GPU, against float64
+  checked   tests/model_zoo/layers/gemm/test_gemm.py and, with GATE, test_gated_gemm.py on a GPU,
+            against float64
 """
 
 from __future__ import annotations

@@ -170,7 +170,8 @@ def write_part(
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
-        real = (m < M)[None, :] & (r >= 0)[:, None]
+        # Rows past N, too: a slot has room for a whole tile.
+        real = (m[None, :] + 0 * r[:, None]) < M
         gl.store(within + slot.to(gl.int64) * (BLOCK_N * BLOCK_M), acc, mask=real)
         chunks, programs = gl.cdiv(N, BLOCK_N) * k_blocks // split_units, gl.num_programs(0)
         # The programs that have the tile's first and last units.

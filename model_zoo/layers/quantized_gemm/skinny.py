@@ -38,10 +38,10 @@ class SkinnyQuantizedGemm(GatingGemm):
     name = "dequantize in registers (Hopper)"
     block_n: int  # weight rows of a tile: 16, 32 or 64, or 128 of two warpgroups
     block_k: int  # columns of a unit, a power of two
-    stages: int  # units of weights in flight per program
+    stages: int  # units of weights in a program's ring
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
-    x_stages: int = 3  # units of x in flight, which come from L2; at most stages
+    x_stages: int = 3  # units of x in a ring of their own, which come from L2; at most stages
     registers: int = 128  # a thread, of all warps: of REGISTERS
     sync: bool = False  # products by mma.sync instead of wgmma
 

@@ -9,8 +9,8 @@ for the preceding kernel, one that loads x), but for what is done with a unit.
   scales    of 32, 64 or 128 columns: products of a step have sums of their own, which are added
             times their scale in float32.  Of fp4, but for fp16 with scales of 32 columns:
             multiplied into the weights, which is exact.  Of a row: in the epilogue.  Those of the
-            next unit are loaded while one is multiplied, from the L2 cache, into which the load
-            warp asks for them when it asks for the unit
+            next unit are loaded while one is multiplied, from the L2 cache, into which the
+            warp that loads weights prefetches them with the unit
   parts     as there; each warpgroup has its own
   GATE      as there; each warpgroup has gates, and ups of the same columns
   reads     PackedWeight; x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or

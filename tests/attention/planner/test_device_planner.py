@@ -14,9 +14,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 # One compilation each.  Programs: of 78, 108 and 132 SMs, and several a SM; one that cuts nothing.
 SPECS = [
-    pytest.param(SplitPlanSpec(8, 132), marks=pytest.mark.slow),
-    pytest.param(SplitPlanSpec(1, 264, work_tile_cost=12, min_blocks=1), marks=pytest.mark.slow),
-    SplitPlanSpec(2, 396, max_q_len=8, window=1000, block=16),
+    pytest.param(SplitPlanSpec(8, 132, block_parts=9), marks=pytest.mark.slow),
+    pytest.param(SplitPlanSpec(1, 264, work_tile_cost=12, block_parts=50), marks=pytest.mark.slow),
+    SplitPlanSpec(2, 396, max_q_len=8, window=1000, block=16, block_parts=4),
     pytest.param(
         SplitPlanSpec(5, 78, max_q_len=4, work_tile_cost=0, block=128), marks=pytest.mark.slow
     ),

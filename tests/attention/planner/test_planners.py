@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isqrt
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,6 +17,7 @@ from attention.planner.queued_plans import (
     price,
     split_cap,
 )
+from attention.planner.simulation import makespan, merge_time
 from attention.planner.split_plan import (
     END,
     FIRST,
@@ -83,12 +86,29 @@ def test_a_stream_k_share_is_at_most_the_mean_and_a_block_and_a_work_tile(batch,
     interleaved = interleaved_heads(spec)  # so many plans, each of its own heads and programs
     total = int(unit_cost.sum()) * spec.kv_heads // interleaved
     used = min(max(total // (8 * spec.min_blocks), 1), spec.programs // interleaved)
+    if spec.block_parts:
+        units = len(rows.row) * spec.kv_heads // interleaved
+        used = min(used, max(isqrt(units * total * spec.block_parts // 8), 1))
     blocks = -(-plan.work[:, END] // spec.block) - plan.work[:, FIRST] // spec.block
     costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.work_tile_cost))
     loads = np.diff(costs[plan.starts])
     assert (loads <= total / used + 8 + spec.work_tile_cost).all()
     partials = np.diff(np.append(0, np.cumsum(plan.work[:, MERGE] > 0))[plan.starts])
     assert (partials <= 2).all()
+
+
+def test_a_row_alone_has_as_many_parts_as_are_read_and_merged_soonest():
+    for tokens in (4096, 16384, 65536):
+        batch = np.array([0, 1], dtype=np.int32), np.array([tokens], dtype=np.int32)
+        times = {}
+        for block_parts in (0, 8):
+            plan = plan_stream_k(*batch, SplitPlanSpec(1, 132, block_parts=block_parts))
+            spec = SplitPlanSpec(1, 132, block_parts=8)
+            times[block_parts] = makespan(plan, spec) + merge_time(plan, spec)
+        assert times[8] < times[0]
+    many = np.arange(65, dtype=np.int32), np.full(64, 1000, dtype=np.int32)
+    limited = plan_stream_k(*many, SplitPlanSpec(8, 132, block_parts=8))
+    assert (limited.work == plan_stream_k(*many, SplitPlanSpec(8, 132)).work).all()
 
 
 @examples(60)

@@ -149,6 +149,18 @@ def test_int8_runs_on_tensor_cores_and_writes_widely(
     assert count(operations, "STG.E.128") == stores
 
 
+@pytest.mark.parametrize("name", [name for name in QUANTIZED if "skinny" in name])
+def test_one_warp_waits_for_the_kernel_before_and_only_then_loads_x(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    (kernel,) = shipped[name]
+    operations = kernel["operations"]
+    first = {x: operations.index(x) for x in ("PREEXIT", "UTMALDG.2D", "ACQBULK")}
+    assert first["PREEXIT"] < first["UTMALDG.2D"] < first["ACQBULK"], first
+    assert count(operations, "ACQBULK") == 1
+    assert count(operations[first["ACQBULK"] :], "UTMALDG.2D") >= 1
+
+
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if name.startswith("skinny")])
 def test_codes_go_through_registers_to_tensor_cores(
     shipped: dict[str, list[dict[str, Any]]], name: str

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.gemm import implementations
+from model_zoo.layers.gemm.implementations import units_in_flight, workspace
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -83,6 +84,19 @@ def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
         quantized(name, 150, 640),
         None,
     )
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("in_flight", [1, 20 << 10])
+def test_products_are_right_with_fewer_units_in_flight_than_the_ring_has(
+    in_flight: int, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(implementations, "IN_FLIGHT", in_flight)
+    gemm = SkinnyQuantizedGemm(64, 256, 4, 3, x_stages=2)
+    unit_bytes = 64 * 256 // 2
+    assert units_in_flight(unit_bytes, gemm.stages, gemm.resident) < gemm.stages
+    weight = quantized("int4 g128", 150, 1536)
+    check(gemm, numbers("cpu", BF16, 5, 1536), weight, numbers("cpu", BF16, 150))
 
 
 @pytest.mark.usefixtures("on_cpu")
