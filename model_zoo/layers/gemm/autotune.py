@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
     MAX_ROWS,
+    Gate,
     GatingGemm,
     GemmImpl,
     supports_kernels,
@@ -58,8 +59,8 @@ class GemmKey:
 
 
 CandidatesOf = Callable[[GemmKey], Sequence[GemmImpl]]  # what to time, cuBLAS first
-# Microseconds of each GEMM, for a number of rows, over the weights of the layers.
-Times = Callable[[Sequence[Linear], Sequence[GemmImpl], int], Sequence[float]]
+# Microseconds of each GEMM, for a number of rows, over the weights of the layers, with the gate.
+Times = Callable[[Sequence[Linear], Sequence[GemmImpl], int, Gate | None], Sequence[float]]
 
 
 def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
@@ -108,21 +109,21 @@ def run_candidates(model: nn.Module) -> None:
     """Run each candidate of autotune_gemms once, so that all are compiled."""
     from model_zoo.layers.gemm.timing import SmallKernel
 
-    for gemm_key, (layer, *others) in layers_by_key(model).items():
-        gated = next((one for one in (layer, *others) if isinstance(one, SwigluLinear)), None)
+    for gemm_key, found in layers_by_key(model).items():
+        layer, gate = found[0], gate_of(gemm_key, found)
         before = SmallKernel(
             layer.after, gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device
         )
         for gemm in candidates_for(gemm_key, layer.device):
             before.run_with(gemm, layer.operand, layer.bias)
-            if gated is not None and isinstance(gemm, GatingGemm):
-                _run_gated(gemm, gated, gemm_key.rows)
+            if gate is not None and isinstance(gemm, GatingGemm):
+                before.run_with(gemm, layer.operand, layer.bias, gate)
 
 
-def _run_gated(gemm: GatingGemm, layer: SwigluLinear, rows: int) -> None:
-    if gemm.gates(rows, layer.operand):
-        x = torch.zeros(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-        gemm.multiply(x, layer.operand, layer.bias, layer.gate)
+def gate_of(gemm_key: GemmKey, layers: Sequence[Linear]) -> Gate | None:
+    """What layers compute after the product; None: nothing, not all of them, or the GEMM does."""
+    gates = {layer.gate if isinstance(layer, SwigluLinear) else None for layer in layers}
+    return None if gemm_key.swiglu or len(gates) > 1 else gates.pop()
 
 
 def _gate_error(layer: SwigluLinear, rows: int) -> float:
@@ -254,7 +255,7 @@ def choose(
             log.warning("%d of %d GEMMs are not timed: no time", late, len(layers))
             break
         gemms = candidates_of(gemm_key)
-        plain, *others = times(found, gemms, gemm_key.rows)
+        plain, *others = times(found, gemms, gemm_key.rows, gate_of(gemm_key, found))
         best = min(range(len(others)), key=others.__getitem__, default=None)
         made[gemm_key] = gemms[0]
         better = BETTER_SWIGLU if gemm_key.swiglu else BETTER

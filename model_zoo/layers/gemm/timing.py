@@ -1,6 +1,7 @@
 """GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel.
 
-That kernel computes x, and quantizes it for a GEMM that takes it so.  Both are timed together.
+That kernel computes x, and quantizes it for a GEMM that takes it so.  Of a gated layer another one
+follows, unless the GEMM computes the activation.  All are timed together.
 """
 
 from __future__ import annotations
@@ -12,7 +13,13 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl, Weight
+from model_zoo.layers.gemm.implementations import (
+    MAX_ROWS,
+    Gate,
+    GatingGemm,
+    GemmImpl,
+    Weight,
+)
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 
@@ -43,17 +50,27 @@ class SmallKernel:
         device: torch.device,
     ) -> None:
         """after: of the Linear; None: a norm, which does not quantize x"""
-        self._after = after
+        self._after, self._rows = after, rows
         columns = 2 * inputs if after == "silu_mul" else inputs
         self._source = torch.randn(rows, columns, dtype=dtype, device=device)
         self._x = torch.zeros(rows, inputs, dtype=dtype, device=device)
         self._ones = torch.ones(inputs, dtype=dtype, device=device)
 
-    def run_with(self, gemm: GemmImpl, weight: Weight, bias: Tensor | None) -> Tensor:
-        """The kernel, then the GEMM of what it has computed."""
+    def run_with(
+        self, gemm: GemmImpl, weight: Weight, bias: Tensor | None, gate: Gate | None = None
+    ) -> Tensor:
+        """The kernel, then the GEMM of what it has computed, and the gated activation of that."""
         if self._after is not None and isinstance(gemm, QuantizedRowsGemm):
-            return gemm.product(self._quantized(gemm), weight, bias)
-        return gemm.run(self._plain(), weight, bias)
+            product = gemm.product(self._quantized(gemm), weight, bias)
+        elif gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
+            return gemm.multiply(self._plain(), weight, bias, gate)
+        else:
+            product = gemm.run(self._plain(), weight, bias)
+        if gate is None:
+            return product
+        from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
+
+        return gelu_tanh_mul(product) if gate == "gelu" else silu_mul(product)
 
     def _plain(self) -> Tensor:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
@@ -86,9 +103,10 @@ class GemmTimer:
         dtype: torch.dtype,
         *,
         after: Producer | None = None,
+        gate: Gate | None = None,
     ) -> None:
-        """dtype: of x; after: as in SmallKernel"""
-        self._weights, self._bias = weights, bias
+        """dtype: of x; after: as in SmallKernel; gate: of a layer, computed after the product"""
+        self._weights, self._bias, self._gate = weights, bias, gate
         long = rows > MAX_ROWS
         self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
@@ -108,12 +126,12 @@ class GemmTimer:
         return max(-(-COLD_BYTES // num_bytes), min(self._least, -(-LONG_BYTES // num_bytes)))
 
     def _captured(self, gemm: GemmImpl) -> torch.cuda.CUDAGraph:
-        self._before.run_with(gemm, self._weights[0], self._bias)  # compiles
+        self._before.run_with(gemm, self._weights[0], self._bias, self._gate)  # compiles
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin()
         for call in range(self._calls()):
             weight = self._weights[call % len(self._weights)]
-            self._before.run_with(gemm, weight, self._bias)
+            self._before.run_with(gemm, weight, self._bias, self._gate)
         graph.capture_end()
         return graph
 
@@ -137,11 +155,16 @@ def _replayed(graph: torch.cuda.CUDAGraph) -> tuple[torch.cuda.Event, torch.cuda
     return start, end
 
 
-def times(layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int) -> list[float]:
-    """Microseconds of each GEMM for `rows` rows, over the weights of all layers."""
+def times(
+    layers: Sequence[Linear], gemms: Sequence[GemmImpl], rows: int, gate: Gate | None
+) -> list[float]:
+    """Microseconds of each GEMM for `rows` rows, over the weights of all layers.
+
+    gate: as of GemmTimer
+    """
     if len(gemms) == 1:
         return [0.0]
     weights = [layer.operand for layer in layers]
     first = layers[0]
-    timer = GemmTimer(weights, first.bias, rows, first.dtype, after=first.after)
+    timer = GemmTimer(weights, first.bias, rows, first.dtype, after=first.after, gate=gate)
     return timer.microseconds(gemms)

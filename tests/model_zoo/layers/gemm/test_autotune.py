@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from model_zoo.layers.gemm.autotune import (
     GemmKey,
     autotune_gemms,
     choose,
+    gate_of,
     layers_by_key,
     runnable,
     use,
@@ -90,6 +92,24 @@ def test_gated_layers_have_shapes_of_many_rows_the_most_first(monkeypatch: pytes
     assert [found.rows for found in many] == sorted(SIZES, reverse=True)
     assert all(found.swiglu and found.outputs == 32 for found in many)
     assert len({str(found) for found in places}) == len(places), "names in the file"
+
+
+def test_gemms_of_gated_layers_are_timed_with_their_activation():
+    gated = SwigluLinear(8, 16, bias=False, dtype=torch.float32)
+    gelu = SwigluLinear(8, 16, bias=False, dtype=torch.float32, gelu=True)
+    few, many = place(8), replace(place(96), swiglu=True)
+    assert gate_of(few, [gated, gated]) == "silu" and gate_of(few, [gelu]) == "gelu"
+    assert (
+        gate_of(few, [layer()]) is gate_of(few, [gated, layer()]) is gate_of(many, [gated]) is None
+    )
+    asked: list[object] = []
+
+    def times(*arguments: object) -> list[float]:
+        asked.append(arguments[-1])
+        return [3.0, 2.0, 1.0]
+
+    choose({few: [gated], replace(few, rows=16): [layer()]}, lambda _: WAYS, times, 60.0)
+    assert asked == ["silu", None]
 
 
 def test_a_shape_with_one_implementation_gets_it():

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from model_zoo.layers.gemm import autotune
 from model_zoo.layers.gemm.autotune import layers_by_key
-from model_zoo.layers.gemm.implementations import BUCKETS
+from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm
 from model_zoo.layers.gemm.timing import SmallKernel
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm import candidates, fp8_gemm
@@ -68,6 +68,23 @@ def test_a_gemm_of_16_bits_is_timed_with_the_plain_kernel(device: str):
         kernel.run_with(gemm, weight, None)
         assert gemm.x.shape == (3, 256) and gemm.x.dtype == torch.float16, after
         assert gemm.x.isfinite().all() and gemm.x.count_nonzero() > 700
+
+
+class OwnGate(GatingGemm):
+    name = "with a gate"
+
+    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Tensor:
+        return x[:, :8] if gate is None else x[:, :4] + 100
+
+
+def test_a_gated_layer_is_timed_with_its_activation_which_some_gemms_compute(device: str):
+    """Of the other GEMMs another kernel does, which halves the columns."""
+    weight = torch.zeros(8, 256, dtype=torch.float16, device=device)
+    kernel = SmallKernel(None, 3, 256, dtype=torch.float16, device=weight.device)
+    assert kernel.run_with(Recorded(), weight, None).shape == (3, 256)
+    assert kernel.run_with(Recorded(), weight, None, "silu").shape == (3, 128)
+    assert kernel.run_with(OwnGate(), weight, None).shape == (3, 8)
+    assert (kernel.run_with(OwnGate(), weight, None, "gelu") > 50).all()
 
 
 def test_layers_of_fp8_activations_are_told_apart_by_the_kernel_before(
