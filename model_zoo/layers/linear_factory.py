@@ -12,10 +12,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from model_zoo.layers.embedding import Embedding, LMHead
-from model_zoo.layers.linear import Linear, Run, SwigluLinear
+from model_zoo.layers.linear import Linear, Run
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_rows import Producer
 from model_zoo.layers.row_parallel import RowParallelLinear
+from model_zoo.layers.swiglu_linear import SwigluLinear
 from model_zoo.parallel.communicator import Alone, Communicator
 from model_zoo.parallel.shard import WHOLE, Part, Shard
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
+from model_zoo.layers.swiglu_linear import SwigluLinear
 
 
 class SwigluMLP(nn.Module):

@@ -22,8 +22,9 @@ from model_zoo.layers.gemm.implementations import (
     supports_kernels,
 )
 from model_zoo.layers.gemm.swiglu import SIZES
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer
+from model_zoo.layers.swiglu_linear import SwigluLinear
 from model_zoo.quantization.weight_scheme import WeightScheme
 
 BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel

@@ -44,7 +44,8 @@ Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
-OTHERS = ("linear.py", "quantized_rows.py", "kernels/silu_mul.py", "kernels/add_rms_norm.py")
+OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py")
+OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py")
 KERNELS = LAYERS.parents[1] / "attention" / "common"
 SHARED = ("hopper.py", "dependent_launch.py")  # shared with attention kernels
 LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # a server holds it for milliseconds

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 PARTS_BYTES = 32 << 20
+SHARED_BYTES = 227 * 1024 - 2048  # of rings on Hopper; the rest for barriers and the epilogue
 TILES = 1 << 14
 
 
@@ -81,9 +82,12 @@ class GatingGemm(ABC):
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]; with a gate [M, N / 2]: the
         activation of its first half times its second."""
 
+    @abstractmethod
     def gates(self, rows: int, weight: Any) -> bool:
-        """Whether it computes a gate of so many rows of x."""
-        return True
+        """Whether it computes a gate of so many rows of x.
+
+        Gates and ups meet in shared memory, for which the largest rings leave no room.
+        """
 
     def run(self, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
         """As GemmImpl.run."""
@@ -171,6 +175,13 @@ class SkinnyGemm(GatingGemm):
         width = self.fold * block_m(rows, 8)  # of a wgmma; a wider one is slower than memory
         fits = fits and rows <= MAX_ROWS and width <= 2 * MAX_ROWS
         return fits and inputs % 8 == 0 and blocks % self.split_units == 0
+
+    def gates(self, rows: int, weight: Tensor) -> bool:
+        """As GatingGemm.gates."""
+        height = block_m(rows, 8)
+        columns = self.stages * self.block_n + self.x_stages * height
+        rings = columns * self.block_k * weight.element_size()
+        return rings + 4 * self.block_n * height <= SHARED_BYTES
 
     def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Tensor:
         """As GatingGemm.multiply."""

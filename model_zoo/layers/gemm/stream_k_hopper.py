@@ -152,7 +152,7 @@ def _write(acc, OUT, BIAS, tile, m, M, N, GATE: gl.constexpr):
 @gluon.jit
 def write_part(
     acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-    GROUPS: gl.constexpr = 1, group: gl.constexpr = 0, GATE: gl.constexpr = "",
+    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 

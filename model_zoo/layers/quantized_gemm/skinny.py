@@ -9,6 +9,7 @@ from torch import Tensor
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     PARTS_BYTES,
+    SHARED_BYTES,
     TILES,
     Gate,
     GatingGemm,
@@ -28,7 +29,6 @@ from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
 REGISTERS = {1: 168, 2: 128, 3: 80}  # a thread, of so many programs on a multiprocessor
-SHARED_BYTES = 227 * 1024 - 2048  # of rings; the rest for barriers and the epilogue
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class SkinnyQuantizedGemm(GatingGemm):
         return weights + self.x_stages * _height(rows) * self.block_k * 2
 
     def gates(self, rows: int, weight: PackedWeight) -> bool:
-        """Gates and ups meet in shared memory, for which the largest rings leave no room."""
+        """As GatingGemm.gates."""
         sums = 4 * ROWS * _height(rows) * self.groups
         return self.shared_bytes(rows, BITS[weight.kind]) + sums <= SHARED_BYTES
 

@@ -16,7 +16,7 @@ from attention.dispatch import choose
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers import fused_kernels, linear
 from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm
-from model_zoo.layers.linear import SwigluLinear
+from model_zoo.layers.swiglu_linear import SwigluLinear
 from model_zoo.model import Model
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B, shape_of

@@ -36,7 +36,8 @@ from model_zoo.layers.gemm.autotune_cache import (
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm, UnfusedSwiglu
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.swiglu_linear import SwigluLinear
 
 WAYS: list[GemmImpl] = [CublasGemm(), SkinnyGemm(64, 128, 4, 132), SplitK(32, 128, 2)]
 

@@ -10,7 +10,8 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm import autotune
 from model_zoo.layers.gemm.batch_invariant import use_batch_invariant_gemms
 from model_zoo.layers.gemm.batch_invariant_kernel import LARGE, SMALL, BatchInvariantGemm, Tile
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.swiglu_linear import SwigluLinear
 from tests.support.interpreter.ordered_dot import ordered_dot  # noqa: F401
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]

@@ -12,17 +12,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.autotune import GemmKey, check_gates
+from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import (
+    BUCKETS,
     Gate,
     GatingGemm,
     SkinnyGemm,
     workspace,
 )
-from model_zoo.layers.linear import Linear, SwigluLinear
+from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.layers.swiglu_linear import SwigluLinear
 from tests.support.kernels.quantized_cases import interpreted_skinny_gemm, quantized
 
 BF16 = torch.bfloat16
@@ -85,6 +88,15 @@ def test_a_gate_is_left_to_another_kernel_where_shared_memory_is_full():
     large = [g for g in skinny_candidates(132, 64, 24576, 4096, 8) if g.block_n == 128]
     assert large and not any(gemm.gates(64, fp8) for gemm in large)
     assert all(gemm.gates(8, int4) for gemm in skinny_candidates(132, 8, 24576, 4096, 4))
+
+
+def test_all_that_is_tried_of_unquantized_weights_has_room_for_gates():
+    weight = torch.empty(0, dtype=BF16)
+    for rows in BUCKETS:
+        found = gemm_candidates(132, (9, 0), rows, 24576, 4096)
+        gating = [gemm for gemm in found if isinstance(gemm, SkinnyGemm)]
+        assert gating and all(gemm.gates(rows, weight) for gemm in gating)
+    assert not SkinnyGemm(64, 256, 7, 132).gates(8, weight)
 
 
 @pytest.mark.gpu
@@ -151,6 +163,9 @@ class OwnGate(GatingGemm):
 
     def __init__(self, factor: float = 1.0) -> None:
         self.factor, self.gated = factor, 0
+
+    def gates(self, rows: int, weight: Any) -> bool:
+        return True
 
     def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
         product = F.linear(x, weight, bias)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.swiglu import FEW_MORE, SIZES, SwigluGemm, bands
-from model_zoo.layers.linear import MIN_ADDMM_ROWS, Linear, SwigluLinear
+from model_zoo.layers.linear import MIN_ADDMM_ROWS, Linear
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.swiglu_linear import SwigluLinear
 
 ROWS = (1, 65, 128, 500, 640, 803, 1667)
 SHAPES = ((2 * 3072, 1024), (2 * 200, 264), (16, 1000))

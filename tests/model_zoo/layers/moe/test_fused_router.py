@@ -18,6 +18,7 @@ from model_zoo.layers.moe.router.router import Router
 from model_zoo.layers.moe.router.routing import route
 from model_zoo.moe_config import MAX_EXPERTS, RouterConfig, Scoring
 from tests.support.examples import examples
+from tests.support.kernels.router_cases import GROUPED
 
 SOFTMAX = RouterConfig(num_experts=60, top_k=4)
 CONFIGS = {
@@ -25,16 +26,7 @@ CONFIGS = {
     "softmax renormalized, bias": replace(SOFTMAX, num_experts=33, renormalize=True, bias=True),
     "softmax of the chosen": replace(SOFTMAX, num_experts=32, scoring="topk_softmax", bias=True),
     "sigmoid": replace(SOFTMAX, num_experts=40, top_k=1, scoring="sigmoid"),
-    "sigmoid with bias and groups": RouterConfig(
-        num_experts=64,
-        top_k=6,
-        scoring="sigmoid",
-        renormalize=True,
-        scale=2.5,
-        groups=8,
-        kept_groups=3,
-        correction_bias=True,
-    ),
+    "sigmoid with bias and groups": GROUPED,
     "all experts": RouterConfig(num_experts=5, top_k=5, renormalize=True),
 }
 DTYPES = torch.float32, torch.bfloat16, torch.float16

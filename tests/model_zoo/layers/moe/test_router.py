@@ -10,22 +10,14 @@ from model_zoo.layers.moe.router.choose_experts import covers
 from model_zoo.layers.moe.router.route_tokens import route_tokens
 from model_zoo.layers.moe.router.routing import route
 from model_zoo.moe_config import RouterConfig
+from tests.support.kernels.router_cases import GROUPED
 
 CONFIGS = {
     "softmax": RouterConfig(num_experts=60, top_k=4),
     "softmax renormalized": RouterConfig(num_experts=128, top_k=8, renormalize=True),
     "softmax of the chosen": RouterConfig(num_experts=32, top_k=4, scoring="topk_softmax"),
     "sigmoid": RouterConfig(num_experts=40, top_k=1, scoring="sigmoid"),
-    "sigmoid with bias and groups": RouterConfig(
-        num_experts=64,
-        top_k=6,
-        scoring="sigmoid",
-        renormalize=True,
-        scale=2.5,
-        groups=8,
-        kept_groups=3,
-        correction_bias=True,
-    ),
+    "sigmoid with bias and groups": GROUPED,
     "all experts": RouterConfig(num_experts=5, top_k=5, renormalize=True),
 }
 
