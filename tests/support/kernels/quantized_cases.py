@@ -42,6 +42,18 @@ def interpreted_skinny_gemm() -> AbstractContextManager[None]:
     )
 
 
+def interpreted_fp8_gemm() -> AbstractContextManager[None]:
+    """SkinnyFp8Gemm on a CPU."""
+    gemm, folder = "model_zoo.layers.gemm", "model_zoo.layers.quantized_gemm.hopper"
+    return interpreted(
+        "skinny_fp8_gemm",
+        f"{gemm}.rings_hopper",
+        f"{gemm}.gate_hopper",
+        f"{gemm}.stream_k_hopper",
+        f"{folder}.fp8_gemm_kernel",
+    )
+
+
 def quantized(
     name: str,
     rows: int,

@@ -19,7 +19,8 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
+from model_zoo.layers.quantized_gemm.skinny_fp8 import skinny_fp8_candidates
+from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
@@ -103,6 +104,21 @@ def call_quantize(kind: ScaleKind) -> None:
     silu_mul_quantize(wide, kind)
 
 
+def call_fp8_product(kind: ScaleKind, rows: int) -> None:
+    """Every candidate."""
+    padded = -(-rows // 16) * 16
+    columns = 1 if kind == "row" else INPUTS // GROUP
+    x = QuantizedRows(
+        codes=tensor(padded, INPUTS, dtype=torch.float8_e4m3fn),
+        scales=tensor(padded, columns, dtype=torch.float32),
+        kind=kind,
+        count=rows,
+        dtype=BF16,
+    )
+    for gemm in skinny_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):
+        gemm.product(x, weight(f"fp8 {kind}"), tensor(OUTPUTS))
+
+
 QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
@@ -130,5 +146,8 @@ for name in ("int4 g128", "fp8 row"):
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
+for rows in (8, 16, 32, 64):
+    QUANTIZED[f"fp8 product by rows at {rows}"] = partial(call_fp8_product, "row", rows)
+    QUANTIZED[f"fp8 product by blocks at {rows}"] = partial(call_fp8_product, "block", rows)
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)
