@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -123,14 +124,13 @@ def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[...,
     """Decode and prefill overlapped: (KernelInputs, plan, tiles).
 
     Hopper only, else None.  Prefill CTAs start on SMs whose decode CTAs have ended while other
-    decode CTAs still read.
+    decode CTAs still read; the combine of split rows comes last.
     """
     if (decode.name, prefill.name) != ("decode_hopper", "prefill_hopper"):
         return None
 
     def run(inputs: KernelInputs, plan: SplitPlan, tiles: TilePlan) -> None:
-        decode.run(inputs, plan)
-        prefill.run(inputs, tiles, overlap=True)
+        decode.run(inputs, plan, overlap=partial(prefill.run, inputs, tiles, overlap=True))
 
     return run
 

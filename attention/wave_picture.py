@@ -24,7 +24,7 @@ from attention.planned_kernel import (
 )
 from attention.planner.costs import STANDARD, DeviceCosts, device_costs, shipped_costs
 from attention.planner.queued_plans import plan_fa3, plan_greedy
-from attention.planner.simulation import lower_bound, merge_time, program_loads
+from attention.planner.simulation import combine_time, lower_bound, program_loads
 from attention.planner.split_plan import EIGHTHS, HostSplitPlan, Int32Array, SplitPlanSpec
 from attention.planner.stream_k import plan_stream_k
 
@@ -44,7 +44,7 @@ class PicturedPlan:
 
     planner: str
     makespan: float
-    merging: float  # of the partial results, in addition
+    combine: float  # after it, of the partial results
     programs: list[list[tuple[int, int]]]  # as of program_loads
 
 
@@ -114,7 +114,7 @@ class PicturedDevice:
             plan = PLANNERS[name](cu_seqlens_q, cache_seqlens, spec)
             programs = program_loads(plan, spec)
             longest = max(sum(cost for _, cost in program) for program in programs)
-            return PicturedPlan(name, longest / EIGHTHS, merge_time(plan, spec), programs)
+            return PicturedPlan(name, longest / EIGHTHS, combine_time(plan, spec), programs)
 
         bound = lower_bound(cu_seqlens_q, cache_seqlens, spec)
         return WavePicture(spec, bound, pictured(self.planner), pictured(FA3))

@@ -63,7 +63,7 @@ class PlanPicture(Struct, frozen=True, array_like=True):
 
     planner: str
     makespan: float
-    merging: float
+    combine: float
     # Of each program: row, eighths of a block, row, eighths of a block, ...
     programs: list[list[int]]
 

@@ -27,7 +27,7 @@ def tma_desc(tensor: Tensor, box: list[int], swizzle: int = 128) -> TensorDescri
 def write_partial(
     acc, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D: gl.constexpr, COLUMN: gl.constexpr = 0
 ):
-    """Store a partial result for decode_hopper_merge.py or merge_tiles.py; slot [rows] int64.
+    """Store a partial result for combine.py or merge_tiles.py; slot [rows] int64.
 
     COLUMN: the first column of the output that acc has
     """

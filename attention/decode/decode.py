@@ -5,15 +5,13 @@ decode: rows of few queries against their pages.
             work tiles of plan.work, or takes them from the queue
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D]; page_table [B, max_pages] int32;
             nothing past a row's length and nothing before its window
-  writes    out [T, heads, D] and lse [T, heads]; for work tiles of split rows partial_out
-            [queries, D] float32, normalized, and partial_lse [queries] in base 2; 0 to the queue
-            and to the counters of arrived parts, for the next layer
+  writes    out [T, heads, D] and lse [T, heads] of rows that are not split; for work tiles of
+            split rows partial_out [queries, D] float32, normalized, and partial_lse [queries] in
+            base 2
   math      the group's heads and the row's queries are packed into one tile of BLOCK_Q (GQA), so
-            that K and V are read once; online softmax in base 2, float32 accumulation.  The last
-            program to write a part of a split row merges the parts (decode_results.py), with
-            weights 2^(lse - max) and in the order of the work tiles: deterministic for a plan
+            that K and V are read once; online softmax in base 2, float32 accumulation
   bound     memory: 2 * kv_len * D * bytes per KV head
-  checked   tests/attention/decode/test_decode_kernel.py against a float64 oracle, test_merge.py
+  checked   tests/attention/decode/test_decode_kernel.py against a float64 oracle
 """
 
 from __future__ import annotations
@@ -26,21 +24,21 @@ import triton.language as tl
 
 from attention.common.dependent_launch import dependent_launch, wait_for_launcher
 from attention.common.kernel_inputs import KernelInputs
-from attention.common.softmax import M_INIT, dot, to_logits
-from attention.decode.decode_results import write_result
+from attention.common.softmax import M_INIT, dot, finish, to_logits
+from attention.decode.combine import combine
 from attention.planner.split_plan import SplitPlan
 
 
 @triton.jit
 def _read_work_tile(item):
-    """-> row, head, first, end, q_start, q_len, kv_len, merge: an entry of `work`."""
+    """-> row, head, first, end, q_start, q_len, kv_len, partial: an entry of `work`."""
     row, head, first, end = (
         tl.load(item), tl.load(item + 1), tl.load(item + 2), tl.load(item + 3),
     )  # fmt: skip
-    q_start, q_len, kv_len, merge = (
+    q_start, q_len, kv_len, partial = (
         tl.load(item + 4), tl.load(item + 5), tl.load(item + 6), tl.load(item + 7),
     )  # fmt: skip
-    return row, head, first, end, q_start, q_len, kv_len, merge
+    return row, head, first, end, q_start, q_len, kv_len, partial
 
 
 @triton.jit
@@ -55,15 +53,40 @@ def _seen(valid, key, position, SEVERAL: tl.constexpr, WINDOW: tl.constexpr):
 
 
 @triton.jit
+def _store(
+    acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE,
+    SINKS, out_token, out_head, lse_token, QUERIES: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """Store a work tile's result: as a partial result for `combine`, or as the row's output."""
+    if partial:
+        slot = w.to(tl.int64) * QUERIES + r
+        safe_total = tl.where(total == 0.0, 1.0, total)
+        lse = tl.where(total == 0.0, float("-inf"), m + tl.log2(safe_total))
+        tl.store(
+            PARTIAL_OUT + slot[:, None] * D + d[None, :], acc * (1.0 / safe_total)[:, None],
+            mask=inside,
+        )  # fmt: skip
+        tl.store(PARTIAL_LSE + slot, lse, mask=real)
+    else:
+        factor, lse = finish(m, total, SINKS, heads, real)
+        tl.store(
+            OUT + (token * out_token + heads * out_head)[:, None] + d[None, :],
+            (acc * factor[:, None]).to(OUT.dtype.element_ty), mask=inside,
+        )  # fmt: skip
+        if LSE is not None:
+            tl.store(LSE + token * lse_token + heads, lse, mask=real)
+
+
+@triton.jit
 def _work_tile(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
-    MERGES, ARRIVED, q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
+    q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, scale, softcap,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_Q: tl.constexpr, D: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    row, head, first, end, q_start, q_len, kv_len, merge = _read_work_tile(WORK + w * 8)
+    row, head, first, end, q_start, q_len, kv_len, partial = _read_work_tile(WORK + w * 8)
     r = tl.arange(0, BLOCK_Q)
     d = tl.arange(0, BLOCK_D)
     n = tl.arange(0, BLOCK_N)
@@ -111,17 +134,16 @@ def _work_tile(
 
     if V_SCALE is not None:
         acc = acc * tl.load(V_SCALE + head)
-    write_result(
-        acc, m, total, w, merge, head, q_start, q_len, r, d, token, heads, real, inside,
-        PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, MERGES, ARRIVED, out_token, out_head, lse_token,
-        GROUP, QUERIES, D, BLOCK_D,
+    _store(
+        acc, m, total, w, partial, token, heads, r, d, real, inside, PARTIAL_OUT, PARTIAL_LSE, OUT,
+        LSE, SINKS, out_token, out_head, lse_token, QUERIES, D,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["table_row"])
 def _decode(
     Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
-    WORK, STARTS, QUEUE, MERGES, ARRIVED,
+    WORK, STARTS, QUEUE,
     q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
     out_token, out_head, lse_token, scale, softcap,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, BLOCK_Q: tl.constexpr, D: tl.constexpr,
@@ -139,17 +161,14 @@ def _decode(
     while w < stop:
         _work_tile(
             Q, K, V, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE, WORK, w,
-            MERGES, ARRIVED, q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head,
-            v_token, out_token, out_head, lse_token, scale, softcap,
+            q_token, q_head, table_row, k_page, k_head, k_token, v_page, v_head, v_token,
+            out_token, out_head, lse_token, scale, softcap,
             GROUP, QUERIES, BLOCK_Q, D, BLOCK_D, PAGE, BLOCK_N, STAGES, WINDOW, SOFTCAP, PRECISION,
         )  # fmt: skip
         if QUEUED:
             w = tl.atomic_add(QUEUE, 1)
         else:
             w += 1
-    # Each program takes one number past the end: the last one resets the queue for the next layer.
-    if QUEUED and w == stop + tl.num_programs(0) - 1:
-        tl.store(QUEUE, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,9 +234,10 @@ def decode(inputs: KernelInputs, plan: SplitPlan, *, config: DecodeConfig | None
     _decode[(spec.programs,)](
         q, k, v, inputs.page_table, plan.partial_out, plan.partial_lse, inputs.out, inputs.lse,
         inputs.sinks, inputs.k_scale, inputs.v_scale, plan.work, plan.starts, plan.queue,
-        plan.merges, plan.arrived, *inputs.strides(), inputs.scale, inputs.softcap,
+        *inputs.strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=block_q, D=head_dim, BLOCK_D=block_d,
         PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages,
         WINDOW=spec.window, SOFTCAP=inputs.softcap > 0, PRECISION=inputs.precision,
         QUEUED=plan.queued, num_warps=config.warps, **dependent_launch(q.device),
     )  # fmt: skip
+    combine(plan, inputs)

@@ -1,6 +1,6 @@
 """Split-KV decode for Hopper (sm_90), in Gluon, warp-specialized: one warp loads, four compute.
 
-decode_hopper: decode.py's kernel with the same plans, but for queued ones, and the same parts.
+decode_hopper: decode.py's kernel with the same plans and the same partial results.
   grid      plan.spec.programs: one or two CTAs per SM (planned_kernel.py)
   load warp (decode_hopper_load.py) fills a ring of stages for all work tiles of the program and
             runs ahead across work tiles, so that memory does not idle at their ends
@@ -9,11 +9,9 @@ decode_hopper: decode.py's kernel with the same plans, but for queued ones, and 
             is converted to float16 in registers
   reads     q [T, heads, D]; k, v [pages, kv_heads, page, D], any strides; page_table [B, max_pages]
             int32; pages past a row's length or before its window are not read
-  writes    as decode.py; the last program to write a part of a split row merges the parts
-            (decode_hopper_merge.py)
+  writes    as decode.py
   bound     memory: 2 * kv_len * D * bytes per KV head
-  checked   tests/attention/decode/test_decode_hopper.py on a GPU, against a float64 oracle;
-            test_merge.py also interprets it
+  checked   tests/attention/decode/test_decode_hopper.py on a GPU, against a float64 oracle
 
 Two pitfalls of Triton 3.6, here and in the load warp: a loop-carried variable that bounds an inner
 loop is folded to its first value, hence the trip counts; and arguments of a worker warp must not be
@@ -21,6 +19,8 @@ tensors.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import triton
@@ -38,13 +38,13 @@ from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import cta_barrier, tma_desc, write_partial
 from attention.common.kernel_inputs import KernelInputs
 from attention.common.softmax import LOG2E, M_INIT
+from attention.decode.combine import combine
 from attention.decode.decode_hopper_config import (
     LARGE_TILE,
     HopperDecodeConfig,
     hopper_decode_config,
 )
 from attention.decode.decode_hopper_load import load_work_tiles, read_work_tile
-from attention.decode.decode_hopper_merge import merge_if_last
 from attention.decode.decode_hopper_tile import (
     add_values,
     columns,
@@ -64,12 +64,12 @@ LARGE = gl.constexpr(LARGE_TILE)  # as a constant of the kernel
 @gluon.jit
 def _compute(
     Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
-    WORK, STARTS, MERGES, ARRIVED, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
+    WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: attention over each work tile, and the merges of the parts that came last."""
+    """Four warps: attention over each work tile."""
     PAIRS: gl.constexpr = keys.dtype == gl.int16  # float8 in pairs
     BLOCK_D: gl.constexpr = keys.shape[2] * (2 if PAIRS else 1)
     # Each warp keeps the queries of its rows, 64 registers a thread at most: of a large tile the
@@ -89,7 +89,7 @@ def _compute(
         gdc_launch_dependents()
     tile = 0
     for w in range(begin, stop):
-        _, head, first, end, q_start, q_len, kv_len, merge = after
+        _, head, first, end, q_start, q_len, kv_len, partial = after
         after = read_work_tile(WORK, w + 1)
         factor = scale * LOG2E
         if K_SCALE is not None:
@@ -119,13 +119,9 @@ def _compute(
         total = gl.sum(sums, 1)
         result = columns(acc, V_SCALE, head, PAIRS)
         real = r < q_len * GROUP
-        if merge != 0:
-            slot = (w * QUERIES + r).to(gl.int64)
+        if partial != 0:
+            slot = w.to(gl.int64) * QUERIES + r
             write_partial(result, m, total, PARTIAL_OUT, PARTIAL_LSE, slot, real, D)
-            merge_if_last(
-                merge - 1, head, q_start, q_len, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, MERGES,
-                ARRIVED, out_token, out_head, lse_token, GROUP, QUERIES, D, BLOCK_D,
-            )  # fmt: skip
         else:
             write_whole(
                 result, m, total, OUT, LSE, SINKS, (q_start + r // GROUP).to(gl.int64),
@@ -136,8 +132,8 @@ def _compute(
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _decode_hopper(
     Q, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
-    WORK, STARTS, MERGES, ARRIVED, q_token, q_head, table_row, num_pages, out_token, out_head,
-    lse_token, scale, softcap,
+    WORK, STARTS, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token, scale,
+    softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, DEPENDENT: gl.constexpr,
@@ -156,9 +152,8 @@ def _decode_hopper(
         [
             (_compute, (
                 Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE,
-                V_SCALE, WORK, STARTS, MERGES, ARRIVED, q_token, q_head, out_token, out_head,
-                lse_token, scale, softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW,
-                SOFTCAP, DEPENDENT,
+                V_SCALE, WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale,
+                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
             )),
             (load_work_tiles, (
                 k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
@@ -179,12 +174,14 @@ def decode_hopper(
     inputs: KernelInputs,
     plan: SplitPlan,
     *,
+    overlap: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
     """Attention of the plan's rows as `decode`; bfloat16, float16 and float8 pages.
 
     The plan must not be queued; its block is a multiple of the page, or of 64.  The kernel before
     may write K and V at the positions of this step's tokens only: the rest is read without a wait.
+    overlap  launches a kernel between this one and its combine
     """
     q, k, spec = inputs.q, inputs.k, plan.spec
     heads, head_dim = q.shape[1:]
@@ -200,13 +197,16 @@ def decode_hopper(
     _decode_hopper[(spec.programs,)](
         q, _kv_desc(k, box), _kv_desc(inputs.v, box), inputs.page_table, plan.partial_out,
         plan.partial_lse, inputs.out, inputs.lse, inputs.sinks, inputs.k_scale, inputs.v_scale,
-        plan.work, plan.starts, plan.merges, plan.arrived, q.stride(0), q.stride(1),
-        inputs.page_table.stride(0), pages, *inputs.out_strides(), inputs.scale, inputs.softcap,
+        plan.work, plan.starts, q.stride(0), q.stride(1), inputs.page_table.stride(0), pages,
+        *inputs.out_strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
         SOFTCAP=inputs.softcap > 0, num_warps=4, maxnreg=config.registers,
         **dependent_launch(q.device),
     )  # fmt: skip
+    if overlap is not None:
+        overlap()
+    combine(plan, inputs, overlapped=True)
 
 
 def _kv_desc(tensor: Tensor, tokens: int) -> TensorDescriptor:

@@ -18,8 +18,8 @@ def read_work_tile(WORK, w):
     at = WORK + w * 8
     row, head, first, end = gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
     q_start, q_len = gl.load(at + 4), gl.load(at + 5)
-    kv_len, merge = gl.load(at + 6), gl.load(at + 7)
-    return row, head, first, end, q_start, q_len, kv_len, merge
+    kv_len, partial = gl.load(at + 6), gl.load(at + 7)
+    return row, head, first, end, q_start, q_len, kv_len, partial
 
 
 @gluon.jit

@@ -172,7 +172,7 @@ def write_whole(
     acc, m, total, OUT, LSE, SINKS, token, heads, real, out_token, out_head, lse_token,
     D: gl.constexpr,
 ):  # fmt: skip
-    """Store out and lse of a row: not split, or merged."""
+    """Store out and lse of a row that is not split."""
     rows: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     if SINKS is not None:
         sink = gl.load(SINKS + heads, mask=real, other=0.0) * LOG2E

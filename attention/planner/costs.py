@@ -15,10 +15,7 @@ from pathlib import Path
 
 from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
-PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read to be merged
-# TB/s at which one program reads the parts of a row and KV head: on an H200 64 parts of 4 KB added
-# 5.5 us to a call and 132 added 13.2, when half as many were read at once as today.
-MERGED_TBS = 0.044
+PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read by the combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class DeviceCosts:
     read_tbs: float  # TB/s of keys and values that all programs read together
     launch_us: float  # an empty call
     piece_us: float  # fixed cost of a work tile, without reading its blocks
-    merge_us: float  # fixed cost of merging, without its bytes
+    merge_us: float  # fixed cost of a combine, without its bytes
     merge_tbs: float  # TB/s of partial results, written and read again
     rho: float  # a program's read speed when few others read, relative to when all do
 
@@ -57,7 +54,6 @@ class DeviceCosts:
         )
         partial_bytes = max_q_len * group * head_dim * PARTIAL_BYTES
         partial_us = partial_bytes * programs / (self.merge_tbs * 1e6)
-        part_us = partial_bytes / 2 / (MERGED_TBS * 1e6)
         return SplitPlanSpec(
             kv_heads=kv_heads,
             programs=programs,
@@ -67,13 +63,10 @@ class DeviceCosts:
             work_tile_cost=round(EIGHTHS * self.piece_us / block_us),
             merge_cost=round(EIGHTHS * self.merge_us / block_us),
             merge_tile_cost=round(EIGHTHS * partial_us / block_us),
-            block_parts=max(1, round(block_us / self.rho / part_us)),
         )
 
 
 # By the GPU's name as the driver reports it, then by the kernel's name in dispatch.py's table.
-# All but an H200's decode_hopper were measured when a launch of its own merged the partial results,
-# after each call.
 SHIPPED = {
     "NVIDIA H100 80GB HBM3": {
         "decode": DeviceCosts(
@@ -88,7 +81,7 @@ SHIPPED = {
             read_tbs=4.21, launch_us=6.87, piece_us=2.33, merge_us=0.01, merge_tbs=14.182, rho=1.7
         ),
         "decode_hopper": DeviceCosts(
-            read_tbs=3.914, launch_us=1.49, piece_us=0.71, merge_us=1.58, merge_tbs=2.402, rho=1.48
+            read_tbs=4.343, launch_us=2.71, piece_us=0.59, merge_us=0.16, merge_tbs=6.922, rho=1.42
         ),
     },
 }

@@ -83,7 +83,7 @@ class DevicePlanner:
             cu_seqlens_q, cache_seqlens, plan.work, plan.starts, plan.merges, plan.queue, num_rows,
             INTERLEAVED=interleaved, HEADS=heads, PROGRAMS=programs, MAX_Q_LEN=spec.max_q_len,
             WINDOW=spec.window, BLOCK=spec.block, WORK_TILE_COST=spec.work_tile_cost,
-            MIN_SHARE=EIGHTHS * spec.min_blocks, BLOCK_PARTS=spec.block_parts, MAX_ROWS=max_rows,
+            MIN_SHARE=EIGHTHS * spec.min_blocks, MAX_ROWS=max_rows,
             BOUNDARIES=boundaries, ROWS_EACH=rows_each, ROW_UNITS=row_units,
             num_warps=NUM_WARPS if boundaries > 64 else NUM_WARPS // 2,
         )  # fmt: skip

@@ -31,7 +31,6 @@ from attention.planner.split_plan import (
     Int32Array,
     PlannedRows,
     SplitPlanSpec,
-    number_merges,
     planned_rows,
     work_tiles_of,
 )
@@ -127,7 +126,7 @@ def largest_part(blocks: Int32Array, spec: SplitPlanSpec, waves: int) -> int:
 
 
 def price(blocks: Int32Array, counts: Int32Array, spec: SplitPlanSpec) -> int:
-    """A lower bound of a queued plan's makespan, merging included, in eighths of a block.
+    """A lower bound of a queued plan's makespan, combine included, in eighths of a block.
 
     The maximum of the mean load and, for 8 lengths x = ceil(longest * j / 8), of the waves of all
     splits of at least x blocks, each x long.  Exact for splits of one length, if the rows' last
@@ -180,7 +179,7 @@ def plan_of_counts(rows: PlannedRows, counts: Int32Array, spec: SplitPlanSpec) -
 
     cut = np.flatnonzero(unit_parts > 1)
     assert len(cut) <= spec.programs and len(work) <= len(unit_row) + 2 * spec.programs + 1
-    merges = np.stack([unit_first[cut], unit_parts[cut]], 1).astype(np.int32)
-    number_merges(work, merges)
+    merges = np.zeros((spec.programs, 2), dtype=np.int32)
+    merges[: len(cut), 0], merges[: len(cut), 1] = unit_first[cut], unit_parts[cut]
     starts = np.full(spec.programs + 1, len(work), dtype=np.int32)
     return HostSplitPlan(work, starts, merges, queued=True)

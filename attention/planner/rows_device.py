@@ -65,17 +65,16 @@ def read_rows(
 
 @triton.jit
 def write_work_tiles(
-    WORK, index, row, head, first, end, q_start, q_len, kv_len, first_block, blocks, merge, mask,
+    WORK, index, row, head, first, end, q_start, q_len, kv_len, first_block, blocks, mask,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """WORK[index] = the work tile of blocks first..end of a row and head, as `work_tiles_of`.
-
-    merge: where these are not all blocks, the index of the row's and head's entry in `merges`
-    """
+    """WORK[index] = the work tile of blocks first..end of a row and head, as `work_tiles_of`."""
     first_token = (first_block + first) * BLOCK
     end_token = tl.minimum((first_block + end) * BLOCK, kv_len)
-    merge = tl.where(end - first < blocks, merge + 1, 0)
-    write_entry(WORK, index, row, head, first_token, end_token, q_start, q_len, kv_len, merge, mask)
+    partial = (end - first < blocks).to(tl.int32)
+    write_entry(
+        WORK, index, row, head, first_token, end_token, q_start, q_len, kv_len, partial, mask
+    )
 
 
 @triton.jit

@@ -22,7 +22,7 @@ from attention.planner.split_plan import (
     EIGHTHS,
     END,
     FIRST,
-    MERGE,
+    PARTIAL,
     ROW,
     HostSplitPlan,
     Int32Array,
@@ -38,7 +38,7 @@ def work_tile_blocks(plan: HostSplitPlan, spec: SplitPlanSpec) -> NDArray[np.int
 
 
 def makespan(plan: HostSplitPlan, spec: SplitPlanSpec, rho: float = 1.0) -> float:
-    """Time until the last program ends, without merging; 0 for an empty plan."""
+    """Time until the last program ends, without the combine; 0 for an empty plan."""
     blocks = work_tile_blocks(plan, spec)
     if len(blocks) == 0:
         return 0.0
@@ -121,18 +121,12 @@ def _memory_bound_makespan(
     return now
 
 
-def merge_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
-    """Time of merging the partial results; 0 if there are none.
-
-    All parts of a row and KV head are merged by one program, which ends last.
-    """
-    partials = int(np.count_nonzero(plan.work[:, MERGE]))
+def combine_time(plan: HostSplitPlan, spec: SplitPlanSpec) -> float:
+    """Time of combining the partial results; 0 if there are none."""
+    partials = int(plan.work[:, PARTIAL].sum())
     if partials == 0:
         return 0.0
-    spread = (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS
-    if spec.block_parts == 0:
-        return spread
-    return spread + int(plan.merges[:, 1].max()) / spec.block_parts
+    return (spec.merge_cost + spec.merge_tile_cost * partials / spec.programs) / EIGHTHS
 
 
 def lower_bound(

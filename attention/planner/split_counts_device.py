@@ -2,7 +2,7 @@
 
 plan_counts
   grid      ceil(B / ROWS_EACH), at least 1; a program writes the work tiles and merges of its rows,
-            program 0 also starts
+            program 0 also starts and the unused merges
   reads     cu_seqlens_q [B + 1], cache_seqlens [B] int32
   writes    work, starts, merges of a SplitPlan; queue = 0
   math      num_splits is clip(ceil(blocks / divisor), 1, cap), so that planning is finding these
@@ -168,14 +168,13 @@ def _write_rows(
         k = work_tile - head * count
         index = (before & 0xFFFFF) * HEADS + work_tile
         real = work_tile < work_tiles
-        merge = (before >> 20) * HEADS + head
         write_work_tiles(
             WORK, index, row[:, None], head, k * part, tl.minimum((k + 1) * part, blocks),
             q_start[:, None], q_len[:, None], kv_len[:, None], first_block[:, None], blocks,
-            merge, real, BLOCK,
+            real, BLOCK,
         )  # fmt: skip
-        entry = MERGES.to(tl.pointer_type(tl.int64)) + merge
-        tl.store(entry, pair_of(index, count), mask=real & (k == 0) & (count > 1))
+        merge = MERGES.to(tl.pointer_type(tl.int64)) + (before >> 20) * HEADS + head
+        tl.store(merge, pair_of(index, count), mask=real & (k == 0) & (count > 1))
 
 
 @triton.jit(
@@ -227,7 +226,10 @@ def plan_counts(
     )  # fmt: skip
     if tl.program_id(0) == 0:
         _, parts = _parts_of(blocks, planned, divisor, cap)
-        work_tiles = tl.sum(parts, 0) * HEADS
+        work_tiles, cut = _pair_sum(parts, (parts > 1).to(tl.int32))
         j = tl.arange(0, BOUNDARIES)
-        tl.store(STARTS + j, work_tiles + tl.zeros_like(j), mask=j <= PROGRAMS)
+        tl.store(STARTS + j, work_tiles * HEADS + tl.zeros_like(j), mask=j <= PROGRAMS)
+        unused = (j >= cut * HEADS) & (j < PROGRAMS)
+        zero = tl.zeros_like(j).to(tl.int64)
+        tl.store(MERGES.to(tl.pointer_type(tl.int64)) + j, zero, mask=unused)
         tl.store(QUEUE, 0)

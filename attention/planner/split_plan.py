@@ -2,8 +2,8 @@
 
 The decode kernel has a fixed grid of `programs`; a plan gives each of them work tiles.  A work tile
 is a contiguous range of one row's KV for one KV head.  The tiles of a split row write partial
-results; the program that writes the last of them merges them.  Only rows with q_len up to
-`max_q_len` are planned here: the others are prefill (prefill_tiles.py).
+results, which the combine kernel merges.  Only rows with q_len up to `max_q_len` are planned here:
+the others are prefill (prefill_tiles.py).
 
 Everything a kernel needs of a row is copied into its work tiles, so that a program reads one entry
 of 32 bytes instead of following row -> cu_seqlens -> cache_seqlens, each a memory round trip.
@@ -22,9 +22,8 @@ Int32Array = NDArray[np.int32]
 EIGHTHS = 8  # of a block: the integer unit of costs, so that host and device agree exactly
 
 # Columns of `work`.  FIRST and END are KV positions; FIRST is a multiple of the block, END too, or
-# the row's KV length.  MERGE is 0 for the only work tile of a row and KV head, else 1 + the index
-# of their entry in `merges`.
-ROW, HEAD, FIRST, END, Q_START, Q_LEN, KV_LEN, MERGE = range(8)
+# the row's KV length.  PARTIAL is 1 if other work tiles share the tile's row and KV head.
+ROW, HEAD, FIRST, END, Q_START, Q_LEN, KV_LEN, PARTIAL = range(8)
 COLUMNS = 8
 
 
@@ -38,10 +37,9 @@ class SplitPlanSpec:
     window: int = 0  # sliding window in positions; 0: full attention
     block: int = 64  # tokens; splits are at multiples of it
     work_tile_cost: int = 8  # fixed cost of a work tile: prologue, pipeline fill, partial write
-    merge_cost: int = 8  # fixed cost of merging
-    merge_tile_cost: int = 1  # merging costs this * partial results / programs in addition
+    merge_cost: int = 8  # fixed cost of a combine
+    merge_tile_cost: int = 1  # a combine costs this * partial results / programs in addition
     min_blocks: int = 1  # of a program's share
-    block_parts: int = 0  # parts that a program merges while another reads a block; 0: any number
 
     def capacity(self, max_rows: int) -> int:
         """Entries of `work` that a step of at most max_rows rows needs."""
@@ -59,8 +57,9 @@ class HostSplitPlan:
     work    [n, 8] int32        work tiles; those of a row and KV head are consecutive, in KV order
     starts  [programs + 1] int32  program p runs work[starts[p] : starts[p + 1]]; in a queued plan
                                 all entries are n: a free program takes the next work tile
-    merges  [m, 2] int32        (first work tile, number of tiles) of each split row and KV head, at
-                                most one a program
+    merges  [programs, 2] int32  (first work tile, number of tiles) of each split row and KV head,
+                                then zeros: at most rows * kv_heads entries are used, and the
+                                combine kernel's grid is no larger
     """
 
     work: Int32Array
@@ -80,9 +79,8 @@ class SplitPlan:
 
     work    [capacity, 8] int32     as HostSplitPlan; entries past the work tiles are junk
     starts  [programs + 1] int32    as HostSplitPlan
-    merges  [programs, 2] int32     as HostSplitPlan; entries past the merges are junk
+    merges  [programs, 2] int32     as HostSplitPlan
     queue   [1] int32               next work tile to take; 0 between launches
-    arrived  [programs] int32       partial results written, per merge; 0 between launches
     partial_out  [capacity, max_q_len * group, head_dim] float32   normalized per work tile
     partial_lse  [capacity, max_q_len * group] float32             base 2; -inf: no key seen
     """
@@ -92,7 +90,6 @@ class SplitPlan:
     starts: Tensor
     merges: Tensor
     queue: Tensor
-    arrived: Tensor
     partial_out: Tensor
     partial_lse: Tensor
     queued: bool
@@ -127,7 +124,6 @@ class SplitPlan:
             starts=ints(spec.programs + 1),
             merges=ints(spec.programs, 2),
             queue=ints(1),
-            arrived=ints(spec.programs),
             partial_out=out[:count].view(capacity, queries, head_dim),
             partial_lse=lse[:count].view(capacity, queries),
             queued=queued,
@@ -138,9 +134,8 @@ class SplitPlan:
         assert plan.queued == self.queued and len(plan.work) <= len(self.work)
         self.work[: len(plan.work)] = torch.from_numpy(plan.work)
         self.starts.copy_(torch.from_numpy(plan.starts))
-        self.merges[: len(plan.merges)] = torch.from_numpy(plan.merges)
+        self.merges.copy_(torch.from_numpy(plan.merges))
         self.queue.zero_()
-        self.arrived.zero_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +172,7 @@ def work_tiles_of(
     end: Int32Array,
     spec: SplitPlanSpec,
 ) -> Int32Array:
-    """The `work` entries of blocks first..end of rows[index], MERGE left 0 (`number_merges`)."""
+    """The `work` entries of blocks first..end of rows[index]; PARTIAL where they are not all."""
     work = np.zeros((len(index), COLUMNS), dtype=np.int32)
     offset = rows.first_block[index]
     work[:, ROW], work[:, HEAD] = rows.row[index], head
@@ -185,10 +180,5 @@ def work_tiles_of(
     work[:, END] = np.minimum((offset + end) * spec.block, rows.kv_len[index])
     work[:, Q_START], work[:, Q_LEN] = rows.q_start[index], rows.q_len[index]
     work[:, KV_LEN] = rows.kv_len[index]
+    work[:, PARTIAL] = end - first < rows.blocks[index]
     return work
-
-
-def number_merges(work: Int32Array, merges: Int32Array) -> None:
-    """Write MERGE of the work tiles in `merges`."""
-    for index, (first, work_tiles) in enumerate(merges.tolist()):
-        work[first : first + work_tiles, MERGE] = index + 1

@@ -5,10 +5,6 @@ the sequence is divided into equal shares wherever they fall.  Including the fix
 program that starts or ends inside a row does not end later than the others.  A program has at most
 two partial work tiles, its first and its last, whatever the lengths.
 
-One program merges the parts of a row and KV head, one after the other.  A row of n blocks in p
-parts takes n / p + p / block_parts in blocks, least with p = sqrt(n * block_parts); so units of
-equal lengths get no more programs than have their parts then, sqrt(units * blocks * block_parts).
-
 Adjacent KV heads of a page are adjacent in memory, and concurrent reads of one DRAM page are faster
 (1 to 2 % on an H100).  So heads are interleaved: with g = gcd(kv_heads, programs), a plan is made
 for every g-th head and a g-th of the programs, and repeated for the g - 1 heads after each, so that
@@ -21,18 +17,16 @@ same integers on the GPU.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import gcd, isqrt
+from math import gcd
 
 import numpy as np
 
 from attention.planner.split_plan import (
-    COLUMNS,
     EIGHTHS,
     HEAD,
     HostSplitPlan,
     Int32Array,
     SplitPlanSpec,
-    number_merges,
     planned_rows,
     work_tiles_of,
 )
@@ -61,28 +55,24 @@ def plan_stream_k(
     offset = np.arange(g, dtype=np.int32) * work_tiles
     starts = np.append((offset[:, None] + one.starts[:-1]).ravel(), np.int32(g * work_tiles))
     merges = np.repeat(one.merges, g, axis=0)  # g consecutive entries per split row
-    merges[:, 0] += np.tile(offset, len(one.merges))
-    number_merges(work, merges)
+    merges[:, 0] += np.where(merges[:, 1] > 0, np.tile(offset, head_spec.programs), 0)
     return HostSplitPlan(work, starts, merges, queued=False)
 
 
 def _plan_flat(
     cu_seqlens_q: Int32Array, cache_seqlens: Int32Array, spec: SplitPlanSpec
 ) -> HostSplitPlan:
-    """The plan of all KV heads of spec, concatenated; its merges are not numbered."""
+    """The plan of all KV heads of spec, concatenated."""
     rows = planned_rows(cu_seqlens_q, cache_seqlens, spec)
     heads, programs = spec.kv_heads, spec.programs
     starts = np.zeros(programs + 1, dtype=np.int32)
+    merges = np.zeros((programs, 2), dtype=np.int32)
     if len(rows.row) == 0:
-        work, merges = np.zeros((0, COLUMNS), dtype=np.int32), np.zeros((0, 2), dtype=np.int32)
-        return HostSplitPlan(work, starts, merges, queued=False)
+        return HostSplitPlan(np.zeros((0, 8), dtype=np.int32), starts, merges, queued=False)
     cost = np.maximum(rows.blocks.astype(np.int64) * EIGHTHS + spec.work_tile_cost, 1)
     ends = np.cumsum(cost * heads)  # [R]
     total = int(ends[-1])
     used = min(max(total // (EIGHTHS * spec.min_blocks), 1), programs)
-    if spec.block_parts:
-        most = len(rows.row) * heads * total * spec.block_parts // EIGHTHS
-        used = min(used, max(isqrt(most), 1))
 
     # Where each share begins: unit = row * heads + head, and the block inside the unit.
     bound = np.arange(used + 1) * total // used
@@ -115,7 +105,6 @@ def _plan_flat(
     # `merges` has one entry per unit that is cut, at its first cut.
     before = np.append(False, cut[:-1]) & (unit == np.append(-1, unit[:-1]))
     first_cut = np.flatnonzero(cut & ~before)
-    merges = np.zeros((len(first_cut), 2), dtype=np.int32)
-    merges[:, 0] = starts[first_cut] - 1
-    merges[:, 1] = np.bincount(all_units)[unit[first_cut]]
+    merges[: len(first_cut), 0] = starts[first_cut] - 1
+    merges[: len(first_cut), 1] = np.bincount(all_units)[unit[first_cut]]
     return HostSplitPlan(work, starts, merges, queued=False)

@@ -138,15 +138,6 @@ def _row_offsets(
 
 
 @triton.jit
-def _root(x, MOST: tl.constexpr):
-    """The largest int32 up to MOST whose square is at most x, an int64 that is not negative."""
-    x = tl.minimum(x, MOST * MOST).to(tl.int32)  # below 2^24: float32 has it, and its root to 1
-    root = tl.sqrt(x.to(tl.float32)).to(tl.int32)
-    root -= (root * root > x).to(tl.int32)
-    return root + ((root + 1) * (root + 1) <= x).to(tl.int32)
-
-
-@triton.jit
 def _cuts(
     CU_SEQLENS_Q, CACHE_SEQLENS, j, before, total, used, share, rest, ratio, num_rows,
     HEADS: tl.constexpr, WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
@@ -185,31 +176,35 @@ def _cuts(
 def _first_cut_after(
     unit_at, counts_before, total, used, share, rest, ratio, WORK_TILE_COST: tl.constexpr
 ):
-    """Of the first boundary that may cut a unit.
-
-    -> (block where the unit's first work tile ends, unless the unit does; cuts before; cut units)
-    """
+    """-> (block where a unit's first work tile ends, unless the unit does, cuts before it)."""
+    # The first boundary that may cut the unit.
     cutter = tl.minimum(_first_boundary(unit_at + (WORK_TILE_COST + 4), total, used, ratio), used)
     end = _block_at(_boundary(cutter, share, rest, used) - unit_at, WORK_TILE_COST)
-    before = tl.gather(counts_before, cutter, 0)
-    return end, before & 0xFFFF, before >> 16
+    return end, tl.gather(counts_before & 0xFFFF, cutter, 0)
 
 
 @triton.jit
 def _write_merges(
-    MERGES, j, start, unit_at, blocks, first_cut, merge, total, used, ratio,
-    WORK_TILE_COST: tl.constexpr,
+    MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
+    INTERLEAVED: tl.constexpr, PROGRAMS: tl.constexpr, WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
-    """Write `merges`; all boundaries from a unit's first cut to the last inside it are cuts."""
+    """Write `merges`; all boundaries from a unit's first cut to the last inside it are cuts.
+
+    Cut units fill `merges` from the front; boundaries that are no first cut write zeros from the
+    back.  The entries of interleaved plans alternate, so that zeros come last.
+    """
     past = _first_boundary(unit_at + blocks * 8 + (WORK_TILE_COST - 4), total, used, ratio)
-    entry = MERGES.to(tl.pointer_type(tl.int64)) + merge
-    tl.store(entry, pair_of(start - 1, 1 + past - j), mask=first_cut)
+    merged = (counts - marks) >> 16
+    slot = tl.where(first_cut, merged, PROGRAMS - 1 - (j - merged))
+    pair = tl.where(first_cut, pair_of(start - 1, 1 + past - j), 0)
+    entry = MERGES.to(tl.pointer_type(tl.int64)) + slot * INTERLEAVED + copy
+    tl.store(entry, pair, mask=j < PROGRAMS)
 
 
 @triton.jit
 def _write_split_work_tiles(
     WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len, first_block,
-    blocks, unit_at, cut, first_cut, counts, total, used, share, rest, ratio, copy, copy_at,
+    blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest, ratio, copy, copy_at,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr,
     WORK_TILE_COST: tl.constexpr,
 ):  # fmt: skip
@@ -220,15 +215,14 @@ def _write_split_work_tiles(
     # The end of a plan is the start of the next: both write that entry with the same value.
     tl.store(STARTS + copy * PROGRAMS + j, start, mask=j <= PROGRAMS)
     end = _block_at(_boundary(j + 1, share, rest, used) - unit_at, WORK_TILE_COST)
-    # The entries of interleaved plans alternate in `merges`.
-    merge = ((counts >> 16) - 1) * INTERLEAVED + copy
     write_work_tiles(
         WORK, start, row, head * INTERLEAVED + copy, block, tl.minimum(end, blocks), q_start, q_len,
-        kv_len, first_block, blocks, merge, cut, BLOCK,
+        kv_len, first_block, blocks, cut, BLOCK,
     )  # fmt: skip
     _write_merges(
-        MERGES, j, start, unit_at, blocks, first_cut, merge, total, used, ratio, WORK_TILE_COST
-    )
+        MERGES, j, start, unit_at, blocks, first_cut, counts, marks, total, used, ratio, copy,
+        INTERLEAVED, PROGRAMS, WORK_TILE_COST,
+    )  # fmt: skip
 
 
 @triton.jit(
@@ -239,7 +233,7 @@ def plan_stream_k(
     CU_SEQLENS_Q, CACHE_SEQLENS, WORK, STARTS, MERGES, QUEUE, num_rows,
     INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PROGRAMS: tl.constexpr, MAX_Q_LEN: tl.constexpr,
     WINDOW: tl.constexpr, BLOCK: tl.constexpr, WORK_TILE_COST: tl.constexpr,
-    MIN_SHARE: tl.constexpr, BLOCK_PARTS: tl.constexpr,
+    MIN_SHARE: tl.constexpr,
     MAX_ROWS: tl.constexpr, BOUNDARIES: tl.constexpr, ROWS_EACH: tl.constexpr,
     ROW_UNITS: tl.constexpr,
 ):  # fmt: skip
@@ -259,11 +253,6 @@ def plan_stream_k(
     )
     before, rows, total = _row_offsets(planned, blocks, HEADS, WORK_TILE_COST, MAX_ROWS)
     used = tl.maximum(tl.minimum(total, PROGRAMS * MIN_SHARE).to(tl.int32) // MIN_SHARE, 1)
-    if BLOCK_PARTS > 0:
-        # Clamped, so that the product fits: the root is PROGRAMS from there on.
-        cost = tl.minimum(total, 8 * PROGRAMS * PROGRAMS)
-        most = cost * (rows * HEADS).to(tl.int64) * BLOCK_PARTS // 8
-        used = tl.minimum(used, tl.maximum(_root(most, PROGRAMS), 1))
     share, rest = _divide_wide(total, used, 1.0 / used.to(tl.float32))
     ratio = used.to(tl.float32) / total.to(tl.float32)
 
@@ -286,19 +275,18 @@ def plan_stream_k(
     if tl.program_id(0) > 0:
         my_rank, my_at = _unpack(tl.gather(before, tl.minimum(my_row, MAX_ROWS - 1), 0))
         my_at += my_head * tl.maximum(my_blocks * 8 + WORK_TILE_COST, 1)
-        my_end, cuts_before, merges_before = _first_cut_after(
+        my_end, cuts_before = _first_cut_after(
             my_at, counts - marks, total, used, share, rest, ratio, WORK_TILE_COST
         )
         write_work_tiles(
             WORK, copy_at + my_rank * HEADS + my_head + cuts_before, my_row,
             my_head * INTERLEAVED + copy, tl.zeros_like(my_row), tl.minimum(my_end, my_blocks),
-            my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks,
-            merges_before * INTERLEAVED + copy, mine & my_planned, BLOCK,
+            my_q_start, my_q_len, my_kv_len, my_first_block, my_blocks, mine & my_planned, BLOCK,
         )  # fmt: skip
     else:
         tl.store(QUEUE, 0)
         _write_split_work_tiles(
             WORK, STARTS, MERGES, j, rows, row, rank, head, block, q_start, q_len, kv_len,
-            first_block, blocks, unit_at, cut, first_cut, counts, total, used, share, rest, ratio,
-            copy, copy_at, INTERLEAVED, HEADS, PROGRAMS, BLOCK, WORK_TILE_COST,
+            first_block, blocks, unit_at, cut, first_cut, counts, marks, total, used, share, rest,
+            ratio, copy, copy_at, INTERLEAVED, HEADS, PROGRAMS, BLOCK, WORK_TILE_COST,
         )  # fmt: skip

@@ -30,7 +30,7 @@ from attention.planner.costs import (
     write_tuned,
 )
 from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
-from attention.planner.simulation import makespan, merge_time
+from attention.planner.simulation import combine_time, makespan
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpec, planned_rows
 from attention.planner.stream_k import plan_stream_k
 from attention.planner.timing import (
@@ -65,7 +65,7 @@ def equal_work_tiles(
     """-> (plan, spec, row lengths): each active program gets equal work tiles of `blocks` blocks.
 
     active: number of programs with work; None: all.  The first `cut` work tiles, an even number,
-    are halves of rows, whose partial results are merged.
+    are halves of rows, whose partial results are combined.
     """
     active = spec.programs if active is None else active
     whole = active * work_tiles - cut
@@ -111,7 +111,7 @@ def fit_work_tiles(timer: TimeFunction, spec: SplitPlanSpec) -> Fit:
 
 
 def fit_merges(timer: TimeFunction, spec: SplitPlanSpec) -> tuple[float, float]:
-    """-> (fixed us of merging, us of one partial result per program)."""
+    """-> (fixed us of a combine, us of one partial result per program)."""
     programs = spec.programs - spec.programs % 2
     cuts = (0, 2, programs // 4 * 2, programs, 2 * programs)
     times = [timer(*equal_work_tiles(spec, 2, 4, cut=cut)) for cut in cuts]
@@ -171,7 +171,7 @@ def compare(timer: TimeFunction, kernel: PlannedKernel, costs: DeviceCosts, sms:
         lengths = np.full(rows, length, dtype=np.int32)
         for planner in planners.values():
             plan = planner(cu_seqlens_q, lengths, spec)
-            blocks = makespan(plan, spec, costs.rho) + merge_time(plan, spec)
+            blocks = makespan(plan, spec, costs.rho) + combine_time(plan, spec)
             predicted = costs.launch_us + block_us * blocks
             measured = timer(plan, spec, lengths)
             pairs.append((predicted, measured))

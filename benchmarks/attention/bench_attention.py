@@ -6,15 +6,16 @@
     python -m benchmarks.attention.bench_attention --grid decode --subjects ours,FA3 --isolated
     python -m benchmarks.attention.bench_attention --plot results/attention.json --out docs/img
 
-Times are medians of CUDA-graph replays on random numbers, over shuffled pages, merging included.
+Times are medians of CUDA-graph replays on random numbers, over shuffled pages, combine included.
 Cold: calls cycle through KV sets of 400 MiB in all; warm: one set.  Shares refer to the read
 bandwidth measured in the same run.  Plans are precomputed and timed separately (--grid plan).  Each
 result is compared with the row's first one; one that differs is reported as wrong, without a time.
 
 Calls run back to back as layers do, and kernels with programmatic dependent launch overlap:
-Hopper's decode kernel fills its stages, 64 KiB per SM, while the previous call still runs.  In a
-model it does so during the preceding write_kv.  With --isolated a kernel without dependent launch
-separates the calls of every subject, and its own time is subtracted: nothing overlaps.
+Hopper's decode kernel fills its stages, 64 KiB per SM, while the combine of the previous call still
+runs.  In a model it does so during the preceding write_kv.  With --isolated a kernel without
+dependent launch separates the calls of every subject, and its own time is subtracted: nothing
+overlaps.
 """
 
 from __future__ import annotations

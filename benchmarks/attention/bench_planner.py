@@ -4,7 +4,7 @@
     python -m benchmarks.attention.bench_planner --plot docs/img  and the picture of docs/planner.md
 
 No GPU is needed: attention/planner/simulation.py is the model.  A block is 64 tokens; work tiles
-and merging cost what was measured of an H100's decode kernel (costs.py).
+and the combine cost what was measured of an H100's decode kernel (costs.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from attention.planner.simulation import lower_bound, makespan, merge_time
+from attention.planner.simulation import combine_time, lower_bound, makespan
 from attention.planner.split_plan import SplitPlanSpec
 from attention.planner.tuning import PLANNERS
 from benchmarks.attention.grids import DISTRIBUTIONS
@@ -42,7 +42,7 @@ class PlannerOutcome:
     """Times over the lower bound of the makespan."""
 
     makespan: float
-    whole: float  # merging included
+    whole: float  # the combine included
 
 
 def outcomes(lengths: Sequence[int], spec: SplitPlanSpec, rho: float) -> dict[str, PlannerOutcome]:
@@ -54,7 +54,7 @@ def outcomes(lengths: Sequence[int], spec: SplitPlanSpec, rho: float) -> dict[st
     for name in COLOURS:
         plan = PLANNERS[name](cu_seqlens_q, cache_seqlens, spec)
         time = makespan(plan, spec, rho)
-        found[name] = PlannerOutcome(time / bound, (time + merge_time(plan, spec)) / bound)
+        found[name] = PlannerOutcome(time / bound, (time + combine_time(plan, spec)) / bound)
     return found
 
 
@@ -88,7 +88,7 @@ def print_sweep(programs: int, kv_heads: int, rho: float, seeds: int) -> None:
         for planner, outcome in outcomes(lengths, spec_of(programs, kv_heads), rho).items():
             found.setdefault(name, {}).setdefault(planner, []).append((rows, outcome))
     print(f"\n{programs} programs, {kv_heads} KV heads, {machine(rho)}: makespan over the bound,")
-    print("mean / worst (rows), and the mean with merging")
+    print("mean / worst (rows), and the mean with the combine")
     print(f"{'':<15}" + "".join(f"{planner:>25}" for planner in COLOURS))
     found["all"] = {
         planner: [result for planners in found.values() for result in planners[planner]]
@@ -155,7 +155,7 @@ def plot_waves(folder: Path, seeds: int) -> Path:
         for plot in (equal, mixed):
             plot.grid(alpha=0.3)
     plots[0, 0].set_ylabel("makespan / lower bound")
-    plots[1, 0].set_ylabel("the same, merging included")
+    plots[1, 0].set_ylabel("the same, combine included")
     plots[0, 0].legend(frameon=False)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "planner_waves.svg"
@@ -171,7 +171,7 @@ def waves(programs: int, planner: str) -> tuple[list[int], list[float]]:
 
 
 def over_distributions(programs: int, planner: str, seeds: int) -> tuple[list[int], list[float]]:
-    """Rows, and the mean over all distributions, merging included."""
+    """Rows, and the mean over all distributions, combine included."""
     found: dict[int, list[float]] = {rows: [] for rows in BATCHES}
     for _, rows, lengths in steps(seeds):
         found[rows].append(outcomes(lengths, spec_of(programs, 1), 1.0)[planner].whole)

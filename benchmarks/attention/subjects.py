@@ -1,7 +1,7 @@
 """Subjects: each prepares a case once and returns the call that is timed.
 
 Plans are precomputed, since an engine makes them once per step for all layers; plans.py times them.
-The call includes the merging of split rows.
+The call includes the combine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attention.planned_kernel import (
 from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.prefill_tiles_device import DeviceTiler
-from attention.planner.simulation import makespan, merge_time
+from attention.planner.simulation import combine_time, makespan
 from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlan, SplitPlanSpec
 from attention.planner.tuning import PLANNERS
 from benchmarks.attention.cases import MAX_DECODE, AttentionCase
@@ -143,10 +143,10 @@ def predicted_us(
     device: torch.device,
     kernel: PlannedKernel,
 ) -> float:
-    """The simulated time of the kernel with the plan, launch and merging included."""
+    """The simulated time of the kernel with the plan, launch and combine included."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     costs = device_costs(name, kernel.name)
-    units = makespan(plan, spec, costs.rho) + merge_time(plan, spec)
+    units = makespan(plan, spec, costs.rho) + combine_time(plan, spec)
     block_us = costs.block_us(
         block=spec.block,
         head_dim=case.head_dim,

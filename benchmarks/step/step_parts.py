@@ -28,7 +28,7 @@ from runtime.startup.loading import Loaded
 FLOPS = 790e12  # a second, of its GEMMs in 16 bits
 SAMPLED_PARAMS = SamplingParams(max_tokens=1, temperature=1.0)
 PARTS = {
-    "attention": r"decode|prefill|merge|flash",
+    "attention": r"decode|prefill|combine|merge|flash",
     "plan": r"prepare|plan_|apply_rows",
     "sample": r"scan_groups|filter_rows|finish_rows",
     "gemm": r"gemm|gemv|nvjet|cutlass|cublas|split_?k|swiglu_gemm_hopper|ampere|sm90|sm80",

@@ -42,4 +42,4 @@ def _picture(device: PicturedDevice, kv_lens: list[int]) -> WavePicture:
 
 def _plan(plan: pictures.PicturedPlan) -> PlanPicture:
     programs = [[number for load in program for number in load] for program in plan.programs]
-    return PlanPicture(plan.planner, plan.makespan, plan.merging, programs)
+    return PlanPicture(plan.planner, plan.makespan, plan.combine, programs)

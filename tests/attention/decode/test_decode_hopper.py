@@ -1,6 +1,6 @@
 """The Hopper decode kernel against the float64 oracle, and against the plain kernel's bits of plan.
 
-All of this needs a GPU of compute capability 9; test_merge.py also interprets the kernel.
+Gluon has no interpreter: all of this needs a GPU of compute capability 9.
 """
 
 from __future__ import annotations
@@ -193,7 +193,6 @@ def test_the_same_plan_twice_gives_the_same_bits(kv_dtype: torch.dtype):
         poison(plan)
         for found, before in zip(run(case, plan), first, strict=True):
             assert torch.equal(found, before)
-        assert not plan.arrived.any()
 
 
 def test_many_random_batches_on_the_whole_device():

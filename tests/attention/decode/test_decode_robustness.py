@@ -138,14 +138,13 @@ def test_a_captured_step_replays_a_thousand_batches_as_if_run_anew():
         for found, reference in zip(replayed, step.results(), strict=True):
             torch.testing.assert_close(found, reference, rtol=0, atol=0, equal_nan=True)
         assert replayed[0][sum(q_len for q_len, _ in rows) :].isnan().all()
-        assert not step.planner._plan.arrived.any()
         if replay % 100 == 0 and rows:
             check(step.case(rows), *replayed, served=most(step.MAX_Q_LEN))
 
 
 @pytest.mark.parametrize("planner", ["stream-k", "fa3", "greedy"])
 def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: str):
-    """The next layer's kernel may start while programs of the one before it still merge."""
+    """The next layer's kernel may start while the combine kernel before it still reads."""
     rows = [(1, 5000), *[(1, n * 40) for n in range(12)], (3, 2000)]
     layers = [make_case(rows, kv_heads=1, group=8, seed=n, device="cuda") for n in range(16)]
     plan, _ = make_plan(layers[0], planner, max_q_len=3, programs=264)
@@ -165,7 +164,6 @@ def test_layers_that_follow_each_other_share_the_plan_and_its_buffers(planner: s
         graph.replay()
         for found, reference in zip(together, alone, strict=True):
             assert torch.equal(found[0], reference[0]) and torch.equal(found[1], reference[1])
-        assert not plan.arrived.any() and int(plan.queue) == 0
 
 
 @pytest.mark.parametrize(("layout", "kv_dtype"), [("HND", FP8), ("NHD", BF16), ("joint", FP8)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from math import isqrt
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,13 +15,12 @@ from attention.planner.queued_plans import (
     price,
     split_cap,
 )
-from attention.planner.simulation import makespan, merge_time
 from attention.planner.split_plan import (
     END,
     FIRST,
     HEAD,
     KV_LEN,
-    MERGE,
+    PARTIAL,
     Q_LEN,
     Q_START,
     SplitPlanSpec,
@@ -54,7 +51,7 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
         assert (work_tiles[1:, FIRST] == work_tiles[:-1, END]).all()
         assert (work_tiles[:, FIRST] % spec.block == 0).all()
         assert (work_tiles[:, FIRST] < work_tiles[:, END]).all() or len(work_tiles) == 1
-        assert ((work_tiles[:, MERGE] > 0) == (len(work_tiles) > 1)).all()
+        assert (work_tiles[:, PARTIAL] == (len(work_tiles) > 1)).all()
         assert (work_tiles[:, Q_START] == cu_seqlens_q[row]).all()
         assert (work_tiles[:, Q_LEN] == rows.q_len[place]).all()
         assert (work_tiles[:, KV_LEN] == kv_len).all()
@@ -66,10 +63,9 @@ def test_every_block_of_every_planned_row_and_head_is_served_once(name, batch, s
 def test_what_is_cut_is_merged_once_and_fits_the_buffers(name, batch, spec):
     plan = PLANNERS[name](*batch, spec)
     cut = sorted((i[0], len(i)) for i in units_of(plan).values() if len(i) > 1)
-    assert sorted(map(tuple, plan.merges.tolist())) == cut
-    assert len(plan.merges) <= spec.programs
-    for number, (first, work_tiles) in enumerate(plan.merges.tolist(), 1):
-        assert (plan.work[first : first + work_tiles, MERGE] == number).all()
+    assert sorted(map(tuple, plan.merges[plan.merges[:, 1] > 0].tolist())) == cut
+    assert not plan.merges[len(cut) :].any(), "entries are not one after the other"
+    assert plan.merges.shape == (spec.programs, 2)
     assert len(plan.work) <= spec.capacity(len(batch[1]))
     assert plan.work.dtype == plan.starts.dtype == plan.merges.dtype == np.int32
     assert plan.starts.shape == (spec.programs + 1,)
@@ -86,29 +82,12 @@ def test_a_stream_k_share_is_at_most_the_mean_and_a_block_and_a_work_tile(batch,
     interleaved = interleaved_heads(spec)  # so many plans, each of its own heads and programs
     total = int(unit_cost.sum()) * spec.kv_heads // interleaved
     used = min(max(total // (8 * spec.min_blocks), 1), spec.programs // interleaved)
-    if spec.block_parts:
-        units = len(rows.row) * spec.kv_heads // interleaved
-        used = min(used, max(isqrt(units * total * spec.block_parts // 8), 1))
     blocks = -(-plan.work[:, END] // spec.block) - plan.work[:, FIRST] // spec.block
     costs = np.append(0, np.cumsum(blocks.astype(np.int64) * 8 + spec.work_tile_cost))
     loads = np.diff(costs[plan.starts])
     assert (loads <= total / used + 8 + spec.work_tile_cost).all()
-    partials = np.diff(np.append(0, np.cumsum(plan.work[:, MERGE] > 0))[plan.starts])
+    partials = np.diff(np.append(0, np.cumsum(plan.work[:, PARTIAL]))[plan.starts])
     assert (partials <= 2).all()
-
-
-def test_a_row_alone_has_as_many_parts_as_are_read_and_merged_soonest():
-    for tokens in (4096, 16384, 65536):
-        batch = np.array([0, 1], dtype=np.int32), np.array([tokens], dtype=np.int32)
-        times = {}
-        for block_parts in (0, 8):
-            plan = plan_stream_k(*batch, SplitPlanSpec(1, 132, block_parts=block_parts))
-            spec = SplitPlanSpec(1, 132, block_parts=8)
-            times[block_parts] = makespan(plan, spec) + merge_time(plan, spec)
-        assert times[8] < times[0]
-    many = np.arange(65, dtype=np.int32), np.full(64, 1000, dtype=np.int32)
-    limited = plan_stream_k(*many, SplitPlanSpec(8, 132, block_parts=8))
-    assert (limited.work == plan_stream_k(*many, SplitPlanSpec(8, 132)).work).all()
 
 
 @examples(60)
@@ -120,9 +99,7 @@ def test_neighbouring_heads_are_read_alike_by_programs_that_run_at_once(batch, s
     heads = work[:, :, HEAD]
     assert (heads[0] % interleaved == 0).all()
     assert (heads == heads[0] + np.arange(interleaved)[:, None]).all()
-    own = [HEAD, MERGE]
-    assert (np.delete(work, own, axis=2) == np.delete(work[0], own, axis=1)).all()
-    assert ((work[:, :, MERGE] > 0) == (work[0, :, MERGE] > 0)).all()
+    assert (np.delete(work, HEAD, axis=2) == np.delete(work[0], HEAD, axis=1)).all()
     loads = np.diff(plan.starts).reshape(interleaved, -1)
     assert (loads == loads[0]).all()
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attention.planner.queued_plans import plan_fa3, plan_greedy, plan_of_counts
-from attention.planner.simulation import lower_bound, makespan, merge_time, work_tile_blocks
+from attention.planner.simulation import combine_time, lower_bound, makespan, work_tile_blocks
 from attention.planner.split_plan import HostSplitPlan, SplitPlanSpec, planned_rows
 from attention.planner.stream_k import plan_stream_k
 from benchmarks.attention import bench_planner
@@ -30,7 +30,7 @@ def test_a_queue_gives_the_next_work_tile_to_the_first_free_program():
     plan = plan_with([6, 3, 3, 1], [1, 1, 1, 1], spec)
     # Each work tile costs a block more: 7 | 4 + 4, then 2 after the 7.
     assert makespan(plan, spec) == 9.0
-    assert merge_time(plan, spec) == 0.0
+    assert combine_time(plan, spec) == 0.0
 
 
 def test_assigned_work_tiles_wait_for_no_other_program():
@@ -60,7 +60,7 @@ def test_a_work_tile_that_begins_reads_nothing_meanwhile():
 def test_combining_costs_once_and_by_the_partial_results():
     spec = SplitPlanSpec(kv_heads=2, programs=4, merge_cost=8, merge_tile_cost=2)
     plan = plan_with([4, 3, 1], [2, 3, 1], spec)
-    assert merge_time(plan, spec) == 1 + 2 * 10 / 4 / 8
+    assert combine_time(plan, spec) == 1 + 2 * 10 / 4 / 8
 
 
 def test_the_published_example_takes_twelve_blocks_instead_of_sixteen():

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
 
-# _merge and _decode share helpers: what they are kept by would depend on which is met first.
+# _merge and _combine share helpers: what they are kept by would depend on which is met first.
 NAMES = ("write_kv d128 bf16", "decode d128 bf16", "prefill d128 bf16")
 PROGRAM = """
 import json

@@ -23,7 +23,6 @@ def specs(draw: st.DrawFn) -> SplitPlanSpec:
         merge_cost=draw(st.sampled_from([0, 8, 20])),
         merge_tile_cost=draw(st.sampled_from([0, 1, 5])),
         min_blocks=draw(st.integers(1, 4)),
-        block_parts=draw(st.sampled_from([0, 1, 8, 50])),
     )
 
 

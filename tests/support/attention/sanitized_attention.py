@@ -2,7 +2,7 @@
 
     python -m tests.support.attention.sanitized_attention NAME ...
 
-decode   by the plan of each planner
+decode   by the plan of each planner, and combine
 flash1   and write_kv
 prefill  by a plan that cuts tiles, and their merge
 backend  flash2 as a model runs it: planners on the device, and the kernels chosen for it

@@ -13,19 +13,17 @@ import importlib.util
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 
-from attention.common import softmax
 from attention.common.hopper import tma_desc
 from tests.support.kernels.ptx import run_ptx
 
 SECONDS = 60.0  # that a partition may wait for another
-Order = Callable[[int], Iterable[int]]
 
 
 class Values(torch.Tensor):
@@ -33,7 +31,7 @@ class Values(torch.Tensor):
 
     @property
     def type(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return SimpleNamespace(layout=SimpleNamespace(parent=None))
+        return SimpleNamespace(layout=None)
 
     def to(self, dtype: Any, bitcast: bool = False) -> Any:  # pyright: ignore
         dtype = getattr(dtype, "dtype", dtype)
@@ -49,14 +47,6 @@ def values(tensor: torch.Tensor) -> Values:
 def number(value: int) -> Values:
     """A scalar of a kernel."""
     return values(torch.tensor(value))
-
-
-class Constant(float):
-    """A constant of a kernel, which is also known to what launches it."""
-
-    @property
-    def value(self) -> float:
-        return float(self)
 
 
 class Element:
@@ -269,8 +259,6 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         static_range=range,
         program_id=lambda axis: number(programs()[0]),
         num_programs=lambda axis: number(programs()[1]),
-        num_warps=lambda: 4,
-        barrier=lambda: None,
         arange=lambda first, last, layout: values(torch.arange(first, last, dtype=torch.int32)),
         zeros=lambda shape, dtype, layout: values(torch.zeros(shape, dtype=dtype)),
         zeros_like=torch.zeros_like,
@@ -282,7 +270,6 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         max=lambda x, axis: x.amax(axis),
         exp=torch.exp,
         exp2=torch.exp2,
-        log2=torch.log2,
         rsqrt=torch.rsqrt,
         minimum=both(torch.minimum),
         maximum=both(torch.maximum),
@@ -315,7 +302,6 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
         tma=SimpleNamespace(async_copy_global_to_shared=_copy_to_shared),
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=_wait_for_products,
-        mma_v2=_multiply,
     )
     gluon = SimpleNamespace(jit=_jit, constexpr_function=lambda function: function)
     gluon.language = language
@@ -328,9 +314,6 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
             gdc_launch_dependents=nothing, gdc_wait=nothing
         ),
         "attention.common.hopper": SimpleNamespace(cta_barrier=nothing, tma_desc=tma_desc),
-        "attention.common.softmax": SimpleNamespace(
-            **{name: Constant(getattr(softmax, name).value) for name in ("LOG2E", "LN2", "M_INIT")}
-        ),
     }
 
 
@@ -341,14 +324,14 @@ def _jit(function: Any = None, **options: Any) -> Any:
 class Kernel:
     """Launches an interpreted kernel."""
 
-    def __init__(self, function: Callable[..., None], state: list[int], order: Order) -> None:
-        self._function, self._state, self._order = function, state, order
+    def __init__(self, function: Callable[..., None], state: list[int]) -> None:
+        self._function, self._state = function, state
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **named: Any) -> None:
             for option in ("num_warps", "maxnreg", "launch_pdl"):
                 named.pop(option, None)
-            for program in self._order(grid[0]):
+            for program in range(grid[0]):
                 self._state[:] = [program, grid[0]]
                 self._function(*(_argument(x) for x in args), **named)
 
@@ -372,11 +355,8 @@ def _argument(value: Any) -> Any:
 
 
 @contextmanager
-def interpreted(kernel: str, *modules: str, order: Order = range) -> Iterator[None]:
-    """Inside, `kernel` of the last of the modules is interpreted; each may import those before.
-
-    order: of the programs, by their number
-    """
+def interpreted(kernel: str, *modules: str) -> Iterator[None]:
+    """Inside, `kernel` of the last of the modules is interpreted; each may import those before."""
     state = [0, 1]
     fakes = _modules(_language(lambda: (state[0], state[1])))
     before = {name: sys.modules.get(name) for name in (*fakes, *modules)}
@@ -385,7 +365,7 @@ def interpreted(kernel: str, *modules: str, order: Order = range) -> Iterator[No
         for name in modules:
             sys.modules[name] = _executed(name)
         last = sys.modules[modules[-1]]
-        setattr(last, kernel, Kernel(getattr(last, kernel), state, order))
+        setattr(last, kernel, Kernel(getattr(last, kernel), state))
         for name in fakes:  # what launches the kernel needs the real ones
             _restore(name, before[name])
         yield
@@ -395,7 +375,6 @@ def interpreted(kernel: str, *modules: str, order: Order = range) -> Iterator[No
 
 
 def _executed(name: str) -> ModuleType:
-    sys.modules.pop(name, None)  # the stand-in, where the module has one
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
