@@ -9,6 +9,7 @@ memory's bandwidth at which the weight was read, of:
   dequantize in registers           plain Triton
   dequantize then cuBLAS            above 64 rows: the weight as bf16 into memory, then cuBLAS
   fp8 tensor cores                  of fp8: torch._scaled_mm, and the pass that quantizes x
+  fp8 tensor cores, few rows (Hopper)  of fp8: SkinnyFp8Gemm, and that pass
   int8 tensor cores                 of int8: Int8Gemm, and the pass that quantizes x
   cuBLAS                            the same shape with bf16 weights
 
@@ -34,13 +35,14 @@ from benchmarks.attention.timing import GraphTimer, measure_bandwidth
 from benchmarks.gemm.gemm_chain import MODELS
 from model_zoo.layers.gemm.implementations import MAX_ROWS, CublasGemm, GemmImpl, block_m
 from model_zoo.layers.gemm.timing import COLD_BYTES
-from model_zoo.layers.quantized_gemm.candidates import scaled_mm
+from model_zoo.layers.quantized_gemm.candidates import HOPPER, scaled_mm
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegisters, dequant_gemms
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM, reserve_scratch
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind, int8_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
 from model_zoo.quantization.weight_scheme import WeightScheme
 from runtime.precompile.compiling import compiling_only
@@ -68,6 +70,7 @@ IMPLEMENTATIONS = (
     DequantizeInRegisters,
     DequantizeThenCublas,
     ScaledMM,
+    SkinnyFp8Gemm,
     Int8Gemm,
 )
 GEMMS = [kind.name for kind in (*IMPLEMENTATIONS, CublasGemm)]  # columns of the table
@@ -136,12 +139,18 @@ def gemms_of(
     product = scaled_mm(device, BF16, *shape, scheme)
     if product is not None:
         yield product
+        if rows <= MAX_ROWS and torch.cuda.get_device_capability(device) == HOPPER:
+            yield from skinny_fp8_candidates(product.kind, programs, rows, *shape)
     kind = activation_kind(scheme)
     if kind is not None:
         yield from int8_gemms(device, kind, rows, *shape)
 
 
 def label(gemm: GemmImpl) -> str:
+    if isinstance(gemm, SkinnyFp8Gemm):
+        split = "split" if gemm.split_units == 1 else "whole"
+        ring = f"{gemm.stages}+{gemm.x_stages}"
+        return f"{gemm.block_n}x{gemm.block_k} ring {ring} {split} {gemm.programs} programs"
     if isinstance(gemm, SkinnyQuantizedGemm):
         split = "split" if gemm.split_units == 1 else "whole"
         by = "mma.sync" if gemm.sync else "wgmma"

@@ -65,16 +65,17 @@ class SwigluLinear(Linear):
     ) -> Tensor | QuantizedRows:
         """x [T, in] -> [T, out], quantized if the consumer takes that; None: takes a Tensor.
 
-        A fused GEMM's output is not quantized.
+        The output of a GEMM that computes the activation is not quantized.
         """
         if self._swiglu_gemms and len(x) > BUCKETS[-1] and isinstance(x, Tensor):
             gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
-        scales = None if consumer is None else consumer.input_scales(len(x))
         gating = self.gating_gemm(len(x))
-        if gating is not None and scales is None and isinstance(x, Tensor):
-            return gating.multiply(x.contiguous(), self.operand, self.bias, self.gate)
+        if gating is not None:  # a consumer quantizes its output in less time than silu_mul takes
+            x = x.contiguous() if isinstance(x, Tensor) else x
+            return gating.multiply(x, self.operand, self.bias, self.gate)
+        scales = None if consumer is None else consumer.input_scales(len(x))
         both = self(x)
         if fused_kernels.use_fused_kernels(both.device):
             if scales is not None:

@@ -78,9 +78,10 @@ class GatingGemm(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def multiply(self, x: Tensor, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
+    def multiply(self, x: Any, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
         """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]; with a gate [M, N / 2]: the
-        activation of its first half times its second."""
+        activation of its first half times its second.  x: a Tensor, or for a QuantizedRowsGemm
+        QuantizedRows."""
 
     @abstractmethod
     def gates(self, rows: int, weight: Any) -> bool:

@@ -60,12 +60,17 @@ class SmallKernel:
         self, gemm: GemmImpl, weight: Weight, bias: Tensor | None, gate: Gate | None = None
     ) -> Tensor:
         """The kernel, then the GEMM of what it has computed, and the gated activation of that."""
+        x: Tensor | QuantizedRows
         if self._after is not None and isinstance(gemm, QuantizedRowsGemm):
-            product = gemm.product(self._quantized(gemm), weight, bias)
-        elif gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
-            return gemm.multiply(self._plain(), weight, bias, gate)
+            x = self._quantized(gemm)
         else:
-            product = gemm.run(self._plain(), weight, bias)
+            x = self._plain()
+        if gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
+            return gemm.multiply(x, weight, bias, gate)
+        if isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
+            product = gemm.product(x, weight, bias)
+        else:
+            product = gemm.run(x, weight, bias)
         if gate is None:
             return product
         from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul

@@ -11,7 +11,10 @@ from torch import Tensor
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     PARTS_BYTES,
+    SHARED_BYTES,
     TILES,
+    Gate,
+    GatingGemm,
     block_m,
     units_in_flight,
     workspace,
@@ -31,10 +34,10 @@ RINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyFp8Gemm(QuantizedRowsGemm):
+class SkinnyFp8Gemm(QuantizedRowsGemm, GatingGemm):
     """hopper/fp8_gemm_kernel.py: compute capability 9.0."""
 
-    name = "few rows, fp8 tensor cores (Hopper)"
+    name = "fp8 tensor cores, few rows (Hopper)"
     kind: ScaleKind  # "row" or "block", as of ScaledMM
     block_n: int  # weight rows of a tile: 16, 32 or 64
     block_k: int  # columns of a unit: a multiple of 128 for each of its stacked column runs
@@ -55,30 +58,45 @@ class SkinnyFp8Gemm(QuantizedRowsGemm):
         fits = fits and rows <= MAX_ROWS and self.fold * block_m(rows, 8) <= 2 * MAX_ROWS
         return fits and inputs % 16 == 0 and blocks % self.split_units == 0
 
-    def run(self, x: Tensor, weight: PackedWeight, bias: Tensor | None) -> Tensor:
-        """x [M, K], weight [N, K], bias [N] -> x W^T + bias [M, N]."""
-        return self.product(quantize_rows(x, self.kind), weight, bias)
+    def gates(self, rows: int, weight: PackedWeight) -> bool:
+        """As GatingGemm.gates."""
+        height = block_m(rows, 8)
+        rings = (self.stages * self.block_n + self.x_stages * height) * self.block_k
+        return rings + 4 * 64 * self.fold * height <= SHARED_BYTES
 
     def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
         """As QuantizedRowsGemm.product."""
+        return self.multiply(x, weight, bias, None)
+
+    def multiply(
+        self,
+        x: Tensor | QuantizedRows,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        gate: Gate | None,
+    ) -> Tensor:
+        """As GatingGemm.multiply; x may be quantized."""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.quantized_gemm.hopper.fp8_gemm_kernel import skinny_fp8_gemm
 
+        x = x if isinstance(x, QuantizedRows) else quantize_rows(x, self.kind)
         outputs, inputs = weight.shape
         assert x.kind == self.kind and ScaledMM(self.kind).multiplies(weight)
         assert self.serves(len(x), outputs, inputs)
         codes = weight.words.view(torch.float8_e4m3fn)  # [N, K], in the order of x.codes
-        out = torch.empty(len(x), outputs, dtype=x.dtype, device=codes.device)
+        halves = 1 if gate is None else 2
+        out = torch.empty(len(x), outputs // halves, dtype=x.dtype, device=codes.device)
         parts, arrived = workspace(codes.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(len(x), 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         skinny_fp8_gemm[(min(self.programs, units // self.split_units),)](
-            tma_desc(codes, [self.block_n, columns]), tma_desc(x.codes, [height, columns]), parts,
-            arrived, out, bias, x.scales, weight.scales, len(x.codes), len(x), outputs, k_blocks,
-            self.split_units, units_in_flight(self.block_n * self.block_k, self.stages),
-            inputs // GROUP, FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
-            BY_BLOCK=self.kind == "block", num_warps=4, maxnreg=168,
+            tma_desc(codes, [self.block_n // halves, columns]),
+            tma_desc(x.codes, [height, columns]), parts, arrived, out, bias, x.scales,
+            weight.scales, len(x.codes), len(x), outputs, k_blocks, self.split_units,
+            units_in_flight(self.block_n * self.block_k, self.stages), inputs // GROUP,
+            FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
+            BY_BLOCK=self.kind == "block", GATE=gate or "", num_warps=4, maxnreg=168,
             **dependent_launch(codes.device),
         )  # fmt: skip
         return out

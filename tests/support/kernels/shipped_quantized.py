@@ -117,6 +117,8 @@ def call_fp8_product(kind: ScaleKind, rows: int) -> None:
     )
     for gemm in skinny_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):
         gemm.product(x, weight(f"fp8 {kind}"), tensor(OUTPUTS))
+        if gemm.gates(rows, weight(f"fp8 {kind}")):
+            gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), "silu")
 
 
 QUANTIZED: dict[str, Callable[[], None]] = {

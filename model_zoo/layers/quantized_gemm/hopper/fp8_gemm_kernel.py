@@ -9,7 +9,7 @@ the preceding kernel, one that loads x), but codes of 8 bits are multiplied as t
   reads     W [N, K] and x [at least M, K] e4m3, rows 16-byte aligned, M <= BLOCK_M; scales of x
             [M, 1], or [M, scale_blocks] with strides (1, x_rows), and of W [N], or
             [N / 128, scale_blocks] contiguous; bias [N] or None
-  writes    y [M, N], contiguous
+  writes    y [M, N], or with GATE [M, N / 2] (gate_hopper.py), contiguous
   bound     memory: N * K bytes
   checked   tests/model_zoo/layers/quantized_gemm/test_skinny_fp8_gemm.py against float64, on a GPU
             and in an interpreter
@@ -26,6 +26,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents
 
+from model_zoo.layers.gemm.gate_hopper import tile_row
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
 from model_zoo.layers.gemm.stream_k_hopper import (
     copy_rows,
@@ -42,7 +43,7 @@ GROUP = gl.constexpr(128)  # columns, and rows of W, of a scale
 @gluon.jit
 def _load_weights(
     w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads weights."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -51,13 +52,14 @@ def _load_weights(
         gdc_launch_dependents()
     for i in range(count):
         wait_for_room(w_full, empty, i, ahead, STAGES)
-        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, False)
+        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, GATED)
 
 
 @gluon.jit
 def _block_scales(
-    X_SCALES, W_SCALES, x_rows, M, unit, k_blocks, scale_blocks, BLOCK_N: gl.constexpr,
-    WIDTH: gl.constexpr, FOLD: gl.constexpr, STEPS: gl.constexpr, layout: gl.constexpr,
+    X_SCALES, W_SCALES, x_rows, M, N, unit, k_blocks, scale_blocks, BLOCK_N: gl.constexpr,
+    WIDTH: gl.constexpr, FOLD: gl.constexpr, STEPS: gl.constexpr, GATED: gl.constexpr,
+    layout: gl.constexpr,
 ):  # fmt: skip
     """Of a unit: those of x [WIDTH] and of W [HEIGHT] for each of STEPS runs of 128 columns."""
     HEIGHT: gl.constexpr = FOLD * BLOCK_N
@@ -65,7 +67,8 @@ def _block_scales(
     c = gl.arange(0, WIDTH, gl.SliceLayout(0, layout))
     m = gl.minimum(c % (WIDTH // FOLD), M - 1)
     first = unit % k_blocks * FOLD  # column runs are stacked in W's rows, and in x's
-    w_row = W_SCALES + unit // k_blocks * BLOCK_N // GROUP * scale_blocks
+    n = gl.minimum(tile_row(unit // k_blocks, r % BLOCK_N, N, BLOCK_N, GATED), N - 1)
+    w_row = W_SCALES + n // GROUP * scale_blocks
     of_x, of_w = (), ()
     for k in gl.static_range(STEPS):
         x_block = gl.minimum((first + c // (WIDTH // FOLD)) * STEPS + k, scale_blocks - 1)
@@ -76,9 +79,10 @@ def _block_scales(
 
 
 @gluon.jit
-def _row_scaled(acc, X_SCALES, W_SCALES, tile, M, N):
+def _row_scaled(acc, X_SCALES, W_SCALES, tile, M, N, GATED: gl.constexpr):
     """The sums of a tile times the scales of its rows of W and of x."""
-    n = tile * acc.shape[0] + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    r = gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    n = tile_row(tile, r, N, acc.shape[0], GATED)
     m = gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
     of_w = gl.load(W_SCALES + gl.minimum(n, N - 1)).to(gl.float32)
     return acc * of_w[:, None] * gl.load(X_SCALES + gl.minimum(m, M - 1))[None, :]
@@ -88,6 +92,7 @@ def _row_scaled(acc, X_SCALES, W_SCALES, tile, M, N):
 def _compute(
     weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, X_SCALES, W_SCALES, x_rows, M,
     N, k_blocks, split_units, scale_blocks, FOLD: gl.constexpr, BY_BLOCK: gl.constexpr,
+    GATE: gl.constexpr,
 ):  # fmt: skip
     """Four warps: wgmma over the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -107,8 +112,8 @@ def _compute(
         mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
         if BY_BLOCK:  # the kernel that writes them has ended, as x is here
             of_x, of_w = _block_scales(
-                X_SCALES, W_SCALES, x_rows, M, unit, k_blocks, scale_blocks, BLOCK_N, WIDTH, FOLD,
-                STEPS, layout,
+                X_SCALES, W_SCALES, x_rows, M, N, unit, k_blocks, scale_blocks, BLOCK_N, WIDTH,
+                FOLD, STEPS, GATE != "", layout,
             )  # fmt: skip
         mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
         w, x = weights.index(stage), rows.index(i % X_STAGES)
@@ -128,10 +133,10 @@ def _compute(
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             sums = unfold(acc, FOLD)
             if not BY_BLOCK:
-                sums = _row_scaled(sums, X_SCALES, W_SCALES, unit // k_blocks, M, N)
+                sums = _row_scaled(sums, X_SCALES, W_SCALES, unit // k_blocks, M, N, GATE != "")
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
-                BIAS, M, N, k_blocks, split_units, 1, 0, "",
+                BIAS, M, N, k_blocks, split_units, 1, 0, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
 
@@ -142,10 +147,10 @@ def _compute(
 def skinny_fp8_gemm(
     w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, X_SCALES, W_SCALES, x_rows, M, N, k_blocks,
     split_units, ahead, scale_blocks, FOLD: gl.constexpr, STAGES: gl.constexpr,
-    X_STAGES: gl.constexpr, BY_BLOCK: gl.constexpr, DEPENDENT: gl.constexpr,
+    X_STAGES: gl.constexpr, BY_BLOCK: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
-    HEIGHT: gl.constexpr = FOLD * w_desc.block_type.shape[0]
+    HEIGHT: gl.constexpr = FOLD * w_desc.block_type.shape[0] * (2 if GATE != "" else 1)
     WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(128, 8, 2)
     weights = gl.allocate_shared_memory(w_desc.dtype, [STAGES, HEIGHT, COLUMNS], swizzled)
@@ -155,10 +160,11 @@ def skinny_fp8_gemm(
         [
             (_compute, (
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, X_SCALES, W_SCALES,
-                x_rows, M, N, k_blocks, split_units, scale_blocks, FOLD, BY_BLOCK,
+                x_rows, M, N, k_blocks, split_units, scale_blocks, FOLD, BY_BLOCK, GATE,
             )),
             (_load_weights, (
-                w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, DEPENDENT,
+                w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",
+                DEPENDENT,
             )),
             (load_x, (
                 x_desc, rows, x_full, empty, N, k_blocks, split_units, HEIGHT // FOLD, STAGES, FOLD,

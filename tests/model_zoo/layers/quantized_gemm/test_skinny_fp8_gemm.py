@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from model_zoo.layers.gemm.implementations import workspace
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
@@ -70,6 +71,36 @@ def check(gemm: SkinnyFp8Gemm, x: Tensor, weight: QuantizedWeight, bias: Tensor 
     assert int(workspace(x.device)[1].sum()) == 0
 
 
+def check_gate(
+    gemm: SkinnyFp8Gemm, x: Tensor, weight: QuantizedWeight, bias: Tensor | None
+) -> None:
+    """As `check`, of silu(gate) * up, whose error is that of both factors."""
+    packed = pack(weight)
+    codes = quantize_rows(x, gemm.kind)
+    y = gemm.multiply(codes, packed, bias, "silu")
+    exact = exactly(codes, weight, order(x.shape[1]).to(x.device))
+    gates, ups = (exact if bias is None else exact + bias.double()).chunk(2, -1)
+    exact = F.silu(gates) * ups
+    limit = 2 * (exact.to(BF16).double() - exact).norm() + 4e-3 * exact.norm()
+    assert y.shape == exact.shape and y.dtype == BF16
+    assert (y.double() - exact).norm() <= limit
+    assert torch.equal(gemm.multiply(x, packed, bias, "silu"), y)
+    assert int(workspace(x.device)[1].sum()) == 0
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_gated_products_by_scales_of_rows_and_of_blocks_are_right(
+    kind: ScaleKind, sizes: tuple[int, int, int, int, int, int]
+):
+    """88 gates: the last tile has fewer, and one block of scales has gates and ups."""
+    weight = quantized(KINDS[kind], 176, 1024)
+    gemm = SkinnyFp8Gemm(kind, *sizes)
+    check_gate(gemm, numbers("cpu", 3, 1024), weight, numbers("cpu", 176))
+    check_gate(gemm, numbers("cpu", 8, 1024), weight, None)
+
+
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
@@ -104,6 +135,8 @@ def test_every_candidate_is_right(kind: ScaleKind):
         for rows in (1, 3, 8, 13, 17, 64):
             for gemm in skinny_fp8_candidates(kind, 132, rows, outputs, inputs):
                 check(gemm, numbers("cuda", rows, inputs), weight, bias)
+                if gemm.gates(rows, pack(weight)):
+                    check_gate(gemm, numbers("cuda", rows, inputs), weight, bias)
 
 
 @pytest.mark.gpu
