@@ -96,7 +96,8 @@ class SkinnyFp8Gemm(QuantizedRowsGemm, GatingGemm):
             weight.scales, len(x.codes), len(x), outputs, k_blocks, self.split_units,
             units_in_flight(self.block_n * self.block_k, self.stages), inputs // GROUP,
             FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
-            BY_BLOCK=self.kind == "block", GATE=gate or "", num_warps=4, maxnreg=168,
+            BY_BLOCK=self.kind == "block", GATE=gate or "", num_warps=4,
+            maxnreg=168 if height < MAX_ROWS else 216,
             **dependent_launch(codes.device),
         )  # fmt: skip
         return out
