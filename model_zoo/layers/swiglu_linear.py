@@ -13,7 +13,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_rows import Consumer, Producer, QuantizedRows
+from model_zoo.layers.quantized_rows import Consumer, Producer, QuantizedRows, QuantizedRowsGemm
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -71,11 +71,13 @@ class SwigluLinear(Linear):
             gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
+        scales = None if consumer is None else consumer.input_scales(len(x))
         gating = self.gating_gemm(len(x))
-        if gating is not None:  # a consumer quantizes its output in less time than silu_mul takes
+        # A consumer quantizes the output in less time than silu_mul_quantize takes: measured of
+        # fp8, where the GEMM takes codes, too.
+        if gating is not None and (scales is None or isinstance(gating, QuantizedRowsGemm)):
             x = x.contiguous() if isinstance(x, Tensor) else x
             return gating.multiply(x, self.operand, self.bias, self.gate)
-        scales = None if consumer is None else consumer.input_scales(len(x))
         both = self(x)
         if fused_kernels.use_fused_kernels(both.device):
             if scales is not None:

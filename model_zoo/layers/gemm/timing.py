@@ -37,6 +37,10 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
+
+
 class SmallKernel:
     """What computes x [rows, inputs] of a GEMM, from random numbers: a norm, or silu_mul."""
 
@@ -61,7 +65,7 @@ class SmallKernel:
     ) -> Tensor:
         """The kernel, then the GEMM of what it has computed, and the gated activation of that."""
         x: Tensor | QuantizedRows
-        if self._after is not None and isinstance(gemm, QuantizedRowsGemm):
+        if isinstance(gemm, QuantizedRowsGemm) and self._writes_codes(gemm):
             x = self._quantized(gemm)
         else:
             x = self._plain()
@@ -76,6 +80,17 @@ class SmallKernel:
         from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
         return gelu_tanh_mul(product) if gate == "gelu" else silu_mul(product)
+
+    def _writes_codes(self, gemm: QuantizedRowsGemm) -> bool:
+        """Whether the kernel quantizes x for the GEMM, which else does so itself.
+
+        Few gates and ups in fp8 are multiplied, on Hopper, by a GEMM that computes silu_mul and
+        leaves its output in 16 bits.
+        """
+        few = self._rows <= MAX_ROWS and gemm.kind in ("row", "block")
+        if self._after == "silu_mul" and few and is_hopper(self._x.device):
+            return False
+        return self._after is not None
 
     def _plain(self) -> Tensor:
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm

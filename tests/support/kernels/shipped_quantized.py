@@ -19,7 +19,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import skinny_fp8_candidates
+from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -104,8 +104,8 @@ def call_quantize(kind: ScaleKind) -> None:
     silu_mul_quantize(wide, kind)
 
 
-def call_fp8_product(kind: ScaleKind, rows: int) -> None:
-    """Every candidate."""
+def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
+    kind = gemm.kind
     padded = -(-rows // 16) * 16
     columns = 1 if kind == "row" else INPUTS // GROUP
     x = QuantizedRows(
@@ -115,10 +115,7 @@ def call_fp8_product(kind: ScaleKind, rows: int) -> None:
         count=rows,
         dtype=BF16,
     )
-    for gemm in skinny_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):
-        gemm.product(x, weight(f"fp8 {kind}"), tensor(OUTPUTS))
-        if gemm.gates(rows, weight(f"fp8 {kind}")):
-            gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), "silu")
+    gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), gate)
 
 
 QUANTIZED: dict[str, Callable[[], None]] = {
@@ -148,8 +145,13 @@ for name in ("int4 g128", "fp8 row"):
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
-for rows in (8, 16, 32, 64):
-    QUANTIZED[f"fp8 product by rows at {rows}"] = partial(call_fp8_product, "row", rows)
-    QUANTIZED[f"fp8 product by blocks at {rows}"] = partial(call_fp8_product, "block", rows)
+FP8_KINDS: tuple[ScaleKind, ...] = ("row", "block")
+for kind in FP8_KINDS:
+    for rows in (8, 16, 32, 64):
+        for gemm in skinny_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):
+            name = f"codes by {kind}, skinny {gemm.block_n} x {gemm.block_k} at {rows}"
+            name += ", split" if gemm.split_units == 1 else ""
+            QUANTIZED[name] = partial(call_fp8_product, gemm, rows, None)
+            QUANTIZED[f"{name}, gated"] = partial(call_fp8_product, gemm, rows, "silu")
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)

@@ -27,7 +27,9 @@ def route(
     """
     logits = _finite(logits.float())
     if config.scoring == "sigmoid":
-        scores = logits.sigmoid()
+        # In float32 a CPU rounds the last elements otherwise than those it computes at once: equal
+        # logits would have other scores.
+        scores = logits.double().sigmoid().float()
         choice = scores if bias is None else _finite(scores + bias)
         if config.groups > 1:
             choice = _kept_groups(choice, config)

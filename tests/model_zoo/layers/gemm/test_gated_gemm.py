@@ -25,6 +25,7 @@ from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
+from model_zoo.layers.quantized_rows import QuantizedRows, QuantizedRowsGemm
 from model_zoo.layers.swiglu_linear import SwigluLinear
 from tests.support.kernels.quantized_cases import interpreted_skinny_gemm, quantized
 
@@ -183,23 +184,49 @@ def gated_layer(gemm: GatingGemm) -> SwigluLinear:
     return layer
 
 
-def test_a_gate_is_computed_by_the_gemm_unless_other_rows_must_not_matter():
+class TakesCodes:
+    def input_scales(self, rows: int) -> str:
+        return "row"
+
+
+def test_a_gate_is_computed_by_the_gemm_unless_its_consumer_takes_codes_or_rows_must_not_matter():
     gemm = OwnGate()
     layer, x = gated_layer(gemm), torch.ones(3, 16)
-
-    class TakesCodes:
-        def input_scales(self, rows: int) -> str:
-            return "row"
 
     layer.swiglu(x)
     assert gemm.gated == 1
     layer.swiglu(x, consumer=TakesCodes())  # type: ignore[arg-type]
-    assert gemm.gated == 2
+    assert gemm.gated == 1
     assert layer.gating_gemm(3) is gemm and layer.gating_gemm(9) is None
     layer.is_batch_invariant = True
     assert layer.gating_gemm(3) is None
     layer.swiglu(x)
-    assert gemm.gated == 2
+    assert gemm.gated == 1
+
+
+class GateOfCodes(OwnGate, QuantizedRowsGemm):
+    kind = "row"
+
+    def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
+        return self.multiply(x, weight, bias, None)
+
+    def multiply(self, x: Any, weight: Any, bias: Tensor | None, gate: Gate | None) -> Tensor:
+        codes = x.codes.float() * x.scales if isinstance(x, QuantizedRows) else x
+        return super().multiply(codes, weight, bias, gate)
+
+
+def test_a_gemm_of_codes_computes_the_gate_whatever_its_consumer_takes():
+    gemm = GateOfCodes()
+    layer, x = gated_layer(gemm), torch.ones(3, 16)
+    codes = QuantizedRows(
+        codes=x.to(torch.float8_e4m3fn),
+        scales=torch.ones(3, 1),
+        kind="row",
+        count=3,
+        dtype=torch.float32,
+    )
+    y = layer.swiglu(codes, consumer=TakesCodes())  # type: ignore[arg-type]
+    assert gemm.gated == 1 and isinstance(y, Tensor) and y.shape == (3, 24)
 
 
 @pytest.mark.parametrize(("factor", "kept"), [(1.0, True), (1.2, False), (float("nan"), False)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from model_zoo.layers.gemm import autotune
+from model_zoo.layers.gemm import autotune, timing
 from model_zoo.layers.gemm.autotune import layers_by_key
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm
 from model_zoo.layers.gemm.timing import SmallKernel
@@ -14,7 +14,7 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm import candidates, fp8_gemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
-from model_zoo.layers.quantized_rows import Producer
+from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
 from tests.support.quantization.w8a8_models import SeparatelyQuantized, scheme, use_scaled_mm
@@ -22,12 +22,15 @@ from tests.support.quantization.w8a8_models import SeparatelyQuantized, scheme, 
 BF16 = torch.bfloat16
 
 
+@pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("after", ["norm", "silu_mul", None])
 def test_a_gemm_is_timed_with_the_kernel_that_quantizes_its_x(
-    after: Producer | None, device: str, monkeypatch: pytest.MonkeyPatch
+    after: Producer | None, hopper: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Behind attention, as behind other kernels that cannot, x is quantized by a kernel more."""
+    """Behind attention, as behind other kernels that cannot, x is quantized by a kernel more: on
+    Hopper also behind few gates and ups, whose GEMM computes silu_mul."""
     use_scaled_mm(monkeypatch, device)
+    monkeypatch.setattr(timing, "is_hopper", lambda device: hopper)
     passes: list[tuple[int, ...]] = []
 
     def counted(x: Tensor, kind: str):
@@ -41,7 +44,8 @@ def test_a_gemm_is_timed_with_the_kernel_that_quantizes_its_x(
     torch.manual_seed(0)
     before = SmallKernel(after, 3, 256, dtype=dtype, device=weight.device)
     found = before.run_with(gemm, weight, None)
-    assert passes == ([] if after else [(3, 256)])
+    separate = after is None or (after == "silu_mul" and hopper)
+    assert passes == ([(3, 256)] if separate else [])
     torch.manual_seed(0)
     before = SmallKernel(after, 3, 256, dtype=dtype, device=weight.device)
     assert torch.equal(before.run_with(SeparatelyQuantized(gemm), weight, None), found)
@@ -88,6 +92,25 @@ def test_a_gated_layer_is_timed_with_its_activation_which_some_gemms_compute(dev
     assert kernel.run_with(Recorded(), weight, None, "silu").shape == (3, 128)
     assert kernel.run_with(OwnGate(), weight, None).shape == (3, 8)
     assert (kernel.run_with(OwnGate(), weight, None, "gelu") > 50).all()
+
+
+class GateOfCodes(OwnGate, QuantizedRowsGemm):
+    kind = "row"
+
+    def product(self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None) -> Tensor:
+        raise AssertionError("the gate is computed by the GEMM")
+
+    def multiply(
+        self, x: QuantizedRows, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
+    ) -> Tensor:
+        assert isinstance(x, QuantizedRows) and gate == "silu"
+        return x.scales.expand(-1, 4)
+
+
+def test_a_gemm_of_codes_that_computes_the_gate_is_timed_with_codes(device: str):
+    weight = torch.zeros(8, 256, dtype=torch.float16, device=device)
+    kernel = SmallKernel("norm", 3, 256, dtype=torch.float16, device=weight.device)
+    assert kernel.run_with(GateOfCodes(), weight, None, "silu").shape[1] == 4
 
 
 def test_layers_of_fp8_activations_are_told_apart_by_the_kernel_before(

@@ -114,6 +114,21 @@ def test_products_by_scales_of_rows_and_of_blocks_are_right(
         check(gemm, numbers("cpu", rows, 1024), weight, None)
 
 
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_past_the_end_of_the_last_unit_are_not_added(kind: ScaleKind):
+    weight = quantized(KINDS[kind], 96, 1536)
+    for sizes in ((64, 1024, 2, 2, 2, 2), (32, 1024, 2, 3, 1, 1), (16, 2048, 2, 5, 1, 1)):
+        check(SkinnyFp8Gemm(kind, *sizes), numbers("cpu", 3, 1536), weight, None)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_no_rows_have_no_output():
+    packed = pack(quantized("fp8 row", 64, 256))
+    gemm = SkinnyFp8Gemm("row", 64, 256, 2, 1, x_stages=2)
+    assert gemm.run(numbers("cpu", 0, 256), packed, None).shape == (0, 64)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 8, 16, 32, 64])
 @pytest.mark.parametrize("shape", [(6144, 4096), (4096, 12288), (24576, 4096), (1536, 512)])
@@ -121,9 +136,21 @@ def test_candidates_serve_the_shape_that_they_are_for(
     kind: ScaleKind, rows: int, shape: tuple[int, int]
 ):
     found = skinny_fp8_candidates(kind, 132, rows, *shape)
-    assert found and all(gemm.serves(rows, *shape) for gemm in found)
+    assert any(gemm.block_n == 64 and gemm.split_units > 1 for gemm in found) or shape[1] <= 512
     assert all(gemm.block_k // gemm.fold % 128 == 0 for gemm in found)
     assert not any(gemm.serves(65, *shape) for gemm in found)
+    weight = pack(quantized(KINDS[kind], 512, 512))
+    assert all(gemm.gates(rows, weight) for gemm in found)
+
+
+def test_lower_and_split_tiles_are_tried_where_whole_ones_of_64_rows_are_few():
+    def tried(outputs: int) -> list[tuple[int, bool]]:
+        found = skinny_fp8_candidates("row", 132, 8, outputs, 4096)
+        return sorted((gemm.block_n, gemm.split_units == 1) for gemm in found)
+
+    assert tried(24576) == [(64, False)]
+    assert tried(6144) == [(32, False), (64, False)]
+    assert tried(2048) == [(16, False), (32, False), (64, False), (64, True)]
 
 
 @pytest.mark.gpu
