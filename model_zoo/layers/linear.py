@@ -159,8 +159,9 @@ class Linear(nn.Module):
     scheme      of a quantized weight, which is in `packed` then, and `weight` is empty
     transposed  the checkpoint stores [in, out]
     runs        where the rows of the one layer in `parts` go; empty: in the checkpoint's order
-    after       the kernel that computes x, and quantizes it where input_scales says so unless a GEMM
-                has taken its place, of a scheme with activations in fp8 or int8; None: another one
+    after       the kernel that computes x, and quantizes it where input_scales says so (unless a
+                GEMM has taken its place), of a scheme with activations in fp8 or int8; None:
+                another one
     cuts        what the rank has of layers that are divided, by their names in `parts`
     """
 
