@@ -33,32 +33,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
 from model_zoo.layers.gemm.stream_k_hopper import (
-    copy_rows,
+    load_weights,
     load_x,
     share,
     unfold,
-    wait_for_room,
     write_part,
 )
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD: gl.constexpr,
-    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """The warp that loads weights."""
-    STAGES: gl.constexpr = weights.shape[0]
-    begin, count = share(N, k_blocks, split_units, weights.shape[1] // FOLD)
-    if DEPENDENT:
-        gdc_launch_dependents()
-    for i in range(count):
-        wait_for_room(w_full, empty, i, ahead, STAGES)
-        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, GATED)
 
 
 @gluon.jit
@@ -115,7 +98,7 @@ def _skinny_gemm(
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
                 split_units, FOLD, GATE,
             )),
-            (_load_weights, (
+            (load_weights, (
                 w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",
                 DEPENDENT,
             )),

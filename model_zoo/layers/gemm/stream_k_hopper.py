@@ -7,7 +7,8 @@ each program has an equal contiguous share of them.  How units are multiplied is
     wait_for_room  until another unit of W may be asked for
     copy         the copies of a unit into shared memory, by TMA
     copy_rows    those of a unit of a weight, which may be gated
-    load_x       all copies of x: what a warp of its own does
+    load_weights  all copies of W, unless scales come with them: what a warp of its own does
+    load_x       all copies of x: what another one does
     unfold       the sums of a tile whose column runs were stacked in its rows
     add_runs     the same, where each run was multiplied with its own columns of x alone
     write_part   y of a tile, or a partial sum, which the last program to arrive adds to the others
@@ -18,7 +19,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.hopper import cta_barrier
 from model_zoo.layers.gemm.gate_hopper import gate_mul, tile_row
@@ -88,6 +89,21 @@ def copy_rows(
     else:
         first = tile * w_desc.block_type.shape[0]
         copy(w_desc, tiles, full, first, unit, slot, k_blocks, FOLD)
+
+
+@gluon.jit
+def load_weights(
+    w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD: gl.constexpr,
+    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
+):  # fmt: skip
+    """The warp that loads weights, which the preceding kernel does not write."""
+    STAGES: gl.constexpr = weights.shape[0]
+    begin, count = share(N, k_blocks, split_units, weights.shape[1] // FOLD)
+    if DEPENDENT:
+        gdc_launch_dependents()
+    for i in range(count):
+        wait_for_room(w_full, empty, i, ahead, STAGES)
+        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, GATED)
 
 
 @gluon.jit

@@ -44,7 +44,7 @@ class SkinnyFp8Gemm(QuantizedRowsGemm, GatingGemm):
     stages: int  # units of weights in a program's ring
     programs: int
     split_units: int = 1  # tiles are split at multiples of this; divides a tile's units
-    x_stages: int = 3  # units of x in flight, which come from L2; at most stages
+    x_stages: int = 3  # units of x in a ring of their own, which come from L2; at most stages
 
     @property
     def fold(self) -> int:

@@ -24,35 +24,18 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
-from triton.language.extra.cuda import gdc_launch_dependents
 
 from model_zoo.layers.gemm.gate_hopper import tile_row
 from model_zoo.layers.gemm.rings_hopper import ring_barriers
 from model_zoo.layers.gemm.stream_k_hopper import (
-    copy_rows,
+    load_weights,
     load_x,
     share,
     unfold,
-    wait_for_room,
     write_part,
 )
 
 GROUP = gl.constexpr(128)  # columns, and rows of W, of a scale
-
-
-@gluon.jit
-def _load_weights(
-    w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD: gl.constexpr,
-    GATED: gl.constexpr, DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """The warp that loads weights."""
-    STAGES: gl.constexpr = weights.shape[0]
-    begin, count = share(N, k_blocks, split_units, weights.shape[1] // FOLD)
-    if DEPENDENT:
-        gdc_launch_dependents()
-    for i in range(count):
-        wait_for_room(w_full, empty, i, ahead, STAGES)
-        copy_rows(w_desc, weights, w_full, begin + i, i % STAGES, N, k_blocks, FOLD, 1, GATED)
 
 
 @gluon.jit
@@ -162,7 +145,7 @@ def skinny_fp8_gemm(
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, X_SCALES, W_SCALES,
                 x_rows, M, N, k_blocks, split_units, scale_blocks, FOLD, BY_BLOCK, GATE,
             )),
-            (_load_weights, (
+            (load_weights, (
                 w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",
                 DEPENDENT,
             )),
