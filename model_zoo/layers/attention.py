@@ -11,7 +11,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.quantized_rows import QuantizedRows
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.rope import rotate
 from model_zoo.parallel.shard import Part
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
     def add(
         self,
-        x: Tensor | QuantizedRows,
+        x: NormOutput,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor | None,
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
     def mix(
         self,
-        x: Tensor | QuantizedRows,
+        x: NormOutput,
         inp: ModelInput,
         cos_sin: Tensor | None,
         logit_rows: Tensor | None = None,

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
-from model_zoo.layers.gemm.implementations import GemmImpl
+from model_zoo.layers.gemm.implementations import GemmImpl, NormingGemm
+from model_zoo.layers.normed_rows import NormedRows, NormOutput, Squares
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
@@ -200,6 +201,8 @@ class Linear(nn.Module):
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
+        self.precedes_norm = False  # an RMSNorm adds its output to the residual, and nothing else
+        self.may_norm = True  # False: GEMMs of few rows leave the norms to a kernel of their own
 
     @property
     def device(self) -> torch.device:
@@ -258,12 +261,15 @@ class Linear(nn.Module):
         else:
             self._gemms.update(gemms)
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
+    def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x [T, in], residual [T, out] -> (what the next norm adds to the residual, residual).
 
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
-        is added and rounded again.
+        is added and rounded again.  Squares: a GEMM of few rows added it as the norm would have.
         """
+        gemm = self.norming_gemm(len(x))
+        if gemm is not None and self.precedes_norm and isinstance(x, Tensor):
+            return Squares(gemm.add_to(residual, x, self.operand, self.bias)), residual
         adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
@@ -275,7 +281,19 @@ class Linear(nn.Module):
             return None, residual.addmm_(x, self.weight.t())
         return self.for_norm(x), residual
 
-    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+    def norming_gemm(self, rows: int) -> NormingGemm | None:
+        """What multiplies so many rows and can do the work of the norms before and after it."""
+        gemm = self.gemm_of(rows)
+        if not isinstance(gemm, NormingGemm) or not self.may_norm or self.is_batch_invariant:
+            return None
+        return gemm
+
+    def norms(self, rows: int) -> bool:
+        """As Consumer.norms."""
+        gemm = self.norming_gemm(rows)
+        return gemm is not None and gemm.norms(rows, self.operand)
+
+    def for_norm(self, x: NormOutput) -> Addend:
         """x [T, in] -> [T, out], for a norm that adds it."""
         return self(x)
 
@@ -288,9 +306,12 @@ class Linear(nn.Module):
         gemm = self.gemm_of(rows)
         return gemm.kind if isinstance(gemm, QuantizedRowsGemm) else None
 
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
+    def forward(self, x: NormOutput) -> Tensor:
         """x [T, in] -> [T, out]."""
         gemm = self.gemm_of(len(x))
+        if isinstance(x, NormedRows):
+            assert isinstance(gemm, NormingGemm), "norms has not been asked"
+            return gemm.multiply(x, self.operand, self.bias, None)
         if isinstance(x, QuantizedRows):
             assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"
             return gemm.product(x, self.operand, self.bias)

@@ -7,7 +7,8 @@ from torch.nn import functional as F
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
+from model_zoo.layers.normed_rows import NormOutput
+from model_zoo.layers.quantized_rows import ScaleKind
 from model_zoo.layers.swiglu_linear import SwigluLinear
 
 
@@ -22,15 +23,19 @@ class SwigluMLP(nn.Module):
         """As Linear.input_scales."""
         return self.gate_up.input_scales(rows)
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
+    def norms(self, rows: int) -> bool:
+        """As Consumer.norms."""
+        return self.gate_up.norms(rows)
+
+    def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""
         return self.down.add(self.gate_up.swiglu(x, consumer=self.down), residual)
 
-    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+    def for_norm(self, x: NormOutput) -> Addend:
         """x [T, size] -> [T, size], as Linear.for_norm."""
         return self.down.for_norm(self.gate_up.swiglu(x, consumer=self.down))
 
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
+    def forward(self, x: NormOutput) -> Tensor:
         """x [T, size] -> [T, size]."""
         return self.down(self.gate_up.swiglu(x, consumer=self.down))
 

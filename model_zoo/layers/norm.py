@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend, PartialSum
+from model_zoo.layers.normed_rows import NormedRows, NormOutput, Squares
 from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
 
 
@@ -40,13 +41,21 @@ class RMSNorm(nn.Module):
         post: RMSNorm | None = None,
         *,
         consumer: Consumer | None = None,
-    ) -> tuple[Tensor | QuantizedRows, Tensor]:
+    ) -> tuple[NormOutput, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x         a PartialSum is added over all ranks, too; None: residual already is the sum
+        x         a PartialSum is added over all ranks, too; None or Squares: residual already is
+                  the sum
         post      norm of x, before it is added; with the same eps and plus_one
-        consumer  of the norm, which is quantized if the consumer takes that; None: takes a Tensor
+        consumer  of the norm, which is quantized or left to it if it takes that; None: takes a
+                  Tensor
         """
+        if isinstance(x, Squares):
+            assert post is None
+            if consumer is not None and consumer.norms(len(residual)):
+                eps, plus_one = self.eps, self.plus_one
+                return NormedRows(residual, x.sums, self.weight, eps, plus_one), residual
+            x = None
         is_partial = isinstance(x, PartialSum)
         if not is_partial and not fused_kernels.use_fused_kernels(residual.device):
             if x is not None:

@@ -55,3 +55,7 @@ class Consumer(Protocol):
     def input_scales(self, rows: int) -> ScaleKind | None:
         """The scales of the QuantizedRows that it takes for x [rows, in]; None: only a Tensor."""
         ...
+
+    def norms(self, rows: int) -> bool:
+        """Whether it takes NormedRows [rows, in], of a sum whose Squares are known."""
+        ...

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_rows import Producer, QuantizedRows
+from model_zoo.layers.normed_rows import NormOutput
+from model_zoo.layers.quantized_rows import Producer
 from model_zoo.parallel.communicator import Communicator
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -45,14 +46,14 @@ class RowParallelLinear(Linear):
         )
         self._communicator = communicator
 
-    def add(self, x: Tensor | QuantizedRows, residual: Tensor) -> tuple[Addend | None, Tensor]:
+    def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """As Linear.add; every rank has all of the residual, which is added after the sum."""
         return self.for_norm(x), residual
 
-    def for_norm(self, x: Tensor | QuantizedRows) -> Addend:
+    def for_norm(self, x: NormOutput) -> Addend:
         """As forward, or this rank's part of the sum, where the norm computes it."""
         return self._communicator.for_norm(super().forward(x))
 
-    def forward(self, x: Tensor | QuantizedRows) -> Tensor:
+    def forward(self, x: NormOutput) -> Tensor:
         """x [T, in], this rank's inputs -> [T, out], the sum over all ranks."""
         return self._communicator.all_reduce(super().forward(x))

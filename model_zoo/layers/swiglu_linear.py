@@ -13,6 +13,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.quantized_rows import Consumer, Producer, QuantizedRows, QuantizedRowsGemm
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -60,9 +61,7 @@ class SwigluLinear(Linear):
         assert self.gate == "silu"
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
-    def swiglu(
-        self, x: Tensor | QuantizedRows, *, consumer: Consumer | None = None
-    ) -> Tensor | QuantizedRows:
+    def swiglu(self, x: NormOutput, *, consumer: Consumer | None = None) -> Tensor | QuantizedRows:
         """x [T, in] -> [T, out], quantized if the consumer takes that; None: takes a Tensor.
 
         The output of a GEMM that computes the activation is not quantized.

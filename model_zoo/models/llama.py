@@ -16,7 +16,7 @@ from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.quantized_rows import QuantizedRows
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
@@ -46,10 +46,11 @@ class Layer(nn.Module):
         else:
             mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
             self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias, after="norm")
+            self.attention.out.precedes_norm = self.mlp.down.precedes_norm = True
 
     def forward(
         self,
-        x: Tensor | QuantizedRows,
+        x: NormOutput,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor,

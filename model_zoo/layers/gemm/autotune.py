@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.gemm.check_fused import LARGEST_ERROR, check_fused
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
     MAX_ROWS,
@@ -29,10 +29,8 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 
 BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
 # Of the time of cuBLAS and silu_mul.  Under lasting load an H100 is bound by power, where up to 6 %
-# of the lead that swiglu_hopper.py has in short runs is lost.
+# of the lead that hopper/swiglu.py has in short runs is lost.
 BETTER_SWIGLU = 0.95
-# Of a product's norm.  Activations in fp8, which ScaledMM rounds to, change it by about 0.03.
-LARGEST_ERROR = 1 / 16
 SWIGLU_SECONDS = 0.3
 log = logging.getLogger(__name__)
 
@@ -103,7 +101,9 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
             file, environment_key, {str(gemm_key): gemm for gemm_key, gemm in made.items()}
         )
     use(layers, choices | made)
-    check_gates(layers)
+    for gemm_key, found in layers.items():
+        if not gemm_key.swiglu:
+            check_fused(str(gemm_key), gemm_key.rows, found)
 
 
 def run_candidates(model: nn.Module) -> None:
@@ -125,40 +125,6 @@ def gate_of(gemm_key: GemmKey, layers: Sequence[Linear]) -> Gate | None:
     """What layers compute after the product; None: nothing, not all of them, or the GEMM does."""
     gates = {layer.gate if isinstance(layer, SwigluLinear) else None for layer in layers}
     return None if gemm_key.swiglu or len(gates) > 1 else gates.pop()
-
-
-def _gate_error(layer: SwigluLinear, rows: int) -> float:
-    """Of the GEMM's own activation, in norms of that by a kernel of its own; it may be NaN."""
-    from triton.runtime.errors import OutOfResources
-
-    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-    try:
-        output = layer.swiglu(x)
-    except OutOfResources:
-        return math.inf
-    layer.may_gate = False
-    expected = layer.swiglu(x)
-    layer.may_gate = True
-    assert isinstance(output, Tensor) and isinstance(expected, Tensor)
-    off = (output.float() - expected.float()).norm() / expected.float().norm().clamp(min=1e-30)
-    return float(off)
-
-
-def check_gates(layers: Mapping[GemmKey, Sequence[Linear]]) -> None:
-    """Leave the activation to a kernel of its own where the chosen GEMM's is another."""
-    for gemm_key, found in layers.items():
-        gated = [layer for layer in found if isinstance(layer, SwigluLinear)]
-        if gemm_key.swiglu or not gated or gated[0].gating_gemm(gemm_key.rows) is None:
-            continue
-        layer = gated[0]
-        off = _gate_error(layer, gemm_key.rows)
-        if not off <= LARGEST_ERROR:
-            log.warning(
-                "%s: the GEMM's own %s is not used: it differs by %.0f %%",
-                gemm_key, layer.gate, 100 * off,
-            )  # fmt: skip
-            for layer in gated:
-                layer.may_gate = False
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:

@@ -5,8 +5,8 @@ batch_invariant_gemm
   reads     W [N, K] and x [M, K] by tiles (TMA on Hopper), rows 16-byte aligned; bias [N] or None
   math      W tile [BLOCK_N, BLOCK_K] times x^T [BLOCK_K, BLOCK_M], summed in float32 from the first
             column to the last in one chain for every tile size, without split-K.  W is the left
-            operand in every configuration, as in skinny_hopper.py, which has the same order where
-            it splits no tile
+            operand in every configuration, as in hopper/skinny_gemm.py, which has the same order
+            where it splits no tile
   writes    y [M, N], contiguous
   bound     compute: 2 * M * N * K floating-point operations
   checked   tests/model_zoo/layers/gemm/test_batch_invariant_gemm.py

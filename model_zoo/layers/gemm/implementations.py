@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.normed_rows import NormedRows
+
 PARTS_BYTES = 32 << 20
 SHARED_BYTES = 227 * 1024 - 2048  # of rings on Hopper; the rest for barriers and the epilogue
 TILES = 1 << 14
@@ -95,6 +97,25 @@ class GatingGemm(ABC):
         return self.multiply(x, weight, bias, None)
 
 
+class NormingGemm(GatingGemm):
+    """A GEMM of few rows that can also add its output to the residual, and compute the norm before
+    it: what add_rms_norm does between two GEMMs."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def add_to(self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+        """residual [M, N], contiguous, += x W^T + bias, rounded as PyTorch's operations are.
+        x shares no memory with the residual, which some programs write while others read x.
+
+        Returns float32 [tiles, M], whose columns add up to the sums of the residual's squares.
+        """
+
+    @abstractmethod
+    def norms(self, rows: int, weight: Any) -> bool:
+        """Whether `multiply` takes NormedRows of so many rows."""
+
+
 def units_in_flight(unit_bytes: int, stages: int, resident: int = 1) -> int:
     """Units of a ring that one of `resident` programs of a multiprocessor asks for at once."""
     return max(1, min(stages, -(-IN_FLIGHT // (resident * unit_bytes))))
@@ -153,8 +174,8 @@ class SplitK:
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyGemm(GatingGemm):
-    """skinny_hopper.py: compute capability 9.0."""
+class SkinnyGemm(NormingGemm):
+    """hopper/skinny_gemm.py: compute capability 9.0."""
 
     name = "few rows (Hopper)"
     block_n: int  # weight rows of a tile: 16, 32, 64 or 128
@@ -184,29 +205,61 @@ class SkinnyGemm(GatingGemm):
         rings = columns * self.block_k * weight.element_size()
         return rings + 4 * self.block_n * height <= SHARED_BYTES
 
-    def multiply(self, x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate | None) -> Tensor:
-        """As GatingGemm.multiply."""
+    def norms(self, rows: int, weight: Tensor) -> bool:
+        """As NormingGemm.norms."""
+        return True
+
+    def multiply(
+        self, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None, gate: Gate | None
+    ) -> Tensor:
+        """As GatingGemm.multiply; x may be NormedRows."""
+        out = weight.new_empty(len(x), len(weight) // (1 if gate is None else 2))
+        self._launch(x, weight, bias, out, gate, None)
+        return out
+
+    def add_to(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """As NormingGemm.add_to."""
+        assert residual.is_contiguous() and residual.dtype == weight.dtype
+        tiles = -(-len(weight) // self.block_n)
+        squares = torch.empty(tiles, len(x), dtype=torch.float32, device=weight.device)
+        self._launch(x, weight, bias, residual, None, squares)
+        return squares
+
+    def _launch(
+        self,
+        x: Tensor | NormedRows,
+        weight: Tensor,
+        bias: Tensor | None,
+        out: Tensor,
+        gate: Gate | None,
+        squares: Tensor | None,
+    ) -> None:
+        """squares: None, or out is the residual, and these are the sums of its squares"""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
-        from model_zoo.layers.gemm.skinny_hopper import _skinny_gemm
+        from model_zoo.layers.gemm.hopper.skinny_gemm import _skinny_gemm
 
-        (rows, inputs), outputs = x.shape, len(weight)
-        assert self.serves(rows, outputs, inputs) and x.stride(1) == 1
-        parts, arrived = workspace(x.device)
+        normed = x if isinstance(x, NormedRows) else None
+        plain = x if isinstance(x, Tensor) else x.rows
+        (rows, inputs), outputs = plain.shape, len(weight)
+        assert self.serves(rows, outputs, inputs) and plain.stride(1) == 1
+        parts, arrived = workspace(plain.device)
         k_blocks, height = -(-inputs // self.block_k), block_m(rows, 8)
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         halves = 1 if gate is None else 2
-        out = x.new_empty(rows, outputs // halves)
         unit_bytes = self.block_n * self.block_k * weight.element_size()
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
-            tma_desc(weight, [self.block_n // halves, columns]), tma_desc(x, [height, columns]),
-            parts, arrived, out, bias, rows, outputs, k_blocks, self.split_units,
+            tma_desc(weight, [self.block_n // halves, columns]), tma_desc(plain, [height, columns]),
+            parts, arrived, out, bias, parts if squares is None else squares,
+            parts if normed is None else normed.squares, out if normed is None else normed.weight,
+            int(squares is not None), 0 if normed is None else len(normed.squares),
+            int(normed is not None and normed.plus_one), 0.0 if normed is None else normed.eps,
+            rows, outputs, inputs, k_blocks, self.split_units,
             units_in_flight(unit_bytes, self.stages), FOLD=self.fold, STAGES=self.stages,
             X_STAGES=self.x_stages, GATE=gate or "", num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
-            **dependent_launch(x.device),
+            **dependent_launch(plain.device),
         )  # fmt: skip
-        return out
 
 
 def block_m(rows: int, least: int) -> int:
@@ -216,7 +269,7 @@ def block_m(rows: int, least: int) -> int:
 
 def _registers(sums: int) -> int:
     """Registers per thread of SkinnyGemm for an accumulator of `sums` elements, without spills."""
-    return 96 if sums < 4096 else 168 if sums < 8192 else 216
+    return 96 if sums < 4096 else 184 if sums < 8192 else 216
 
 
 def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:

@@ -34,7 +34,7 @@ class UnfusedSwiglu:
 
 @dataclass(frozen=True, slots=True)
 class SwigluGemm:
-    """swiglu_hopper.py: compute capability 9.0, no bias."""
+    """hopper/swiglu.py: compute capability 9.0, no bias."""
 
     name = "gated (Hopper)"
 
@@ -46,7 +46,7 @@ class SwigluGemm:
         """x [M, K], weight [2 I, K] -> [M, I]."""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
-        from model_zoo.layers.gemm.swiglu_hopper import (
+        from model_zoo.layers.gemm.hopper.swiglu import (
             DEPTH,
             GROUPS,
             HALF,

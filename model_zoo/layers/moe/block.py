@@ -32,6 +32,10 @@ class MoE(nn.Module):
     def input_scales(self, rows: int) -> None:
         """The router and the experts take 16 bits, for any number of rows."""
 
+    def norms(self, rows: int) -> bool:
+        """As Consumer.norms: the router, the experts and the shared expert all read the norm."""
+        return False
+
     def add(self, x: Tensor, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)

@@ -1,7 +1,7 @@
 """y = x W^T for few rows and quantized W on Hopper (sm_90), in Gluon.
 
-_skinny_quantized_gemm: as gemm/skinny_hopper.py (stream-K, a warp that loads weights without a wait
-for the preceding kernel, one that loads x), but for what is done with a unit.
+_skinny_quantized_gemm: as gemm/hopper/skinny_gemm.py (stream-K, a warp that loads weights without
+a wait for the preceding kernel, one that loads x), but for what is done with a unit.
   compute   one or two warpgroups, each 64 rows of a tile: codes from shared memory to registers,
             converted there to operand A of wgmma while the previous step is multiplied; or, up to
             16 rows of x, of mma.sync (SYNC)
@@ -27,9 +27,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from triton.language.extra.cuda import gdc_launch_dependents
 
-from model_zoo.layers.gemm.gate_hopper import tile_row
-from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import (
+from model_zoo.layers.gemm.hopper.gate import tile_row
+from model_zoo.layers.gemm.hopper.rings import ring_barriers
+from model_zoo.layers.gemm.hopper.stream_k import (
     add_runs,
     copy_rows,
     load_x,
@@ -161,8 +161,8 @@ def _compute(
                 sums = unfold(sums, FOLD)
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, GROUPS, group,
-                GATE,
+                PARTS, ARRIVED, OUT, BIAS, PARTS, 0, M, N, k_blocks, split_units, GROUPS,
+                group, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
         if PER_BLOCK > 0:

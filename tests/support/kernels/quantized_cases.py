@@ -32,9 +32,9 @@ def interpreted_skinny_gemm() -> AbstractContextManager[None]:
     gemm, folder = "model_zoo.layers.gemm", "model_zoo.layers.quantized_gemm"
     return interpreted(
         "_skinny_quantized_gemm",
-        f"{gemm}.rings_hopper",
-        f"{gemm}.gate_hopper",
-        f"{gemm}.stream_k_hopper",
+        f"{gemm}.hopper.rings",
+        f"{gemm}.hopper.gate",
+        f"{gemm}.hopper.stream_k",
         f"{folder}.hopper.convert",
         f"{folder}.hopper.scales",
         f"{folder}.hopper.multiply",
@@ -47,9 +47,9 @@ def interpreted_fp8_gemm() -> AbstractContextManager[None]:
     gemm, folder = "model_zoo.layers.gemm", "model_zoo.layers.quantized_gemm.hopper"
     return interpreted(
         "skinny_fp8_gemm",
-        f"{gemm}.rings_hopper",
-        f"{gemm}.gate_hopper",
-        f"{gemm}.stream_k_hopper",
+        f"{gemm}.hopper.rings",
+        f"{gemm}.hopper.gate",
+        f"{gemm}.hopper.stream_k",
         f"{folder}.fp8_gemm_kernel",
     )
 

@@ -29,8 +29,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import wait_for_room
+from model_zoo.layers.gemm.hopper.rings import ring_barriers
+from model_zoo.layers.gemm.hopper.stream_k import wait_for_room
 from model_zoo.layers.moe.hopper.epilogue import (
     add_pairs,
     weighted,

@@ -1,7 +1,7 @@
 """y = x W^T for few rows in fp8, both W and x, on Hopper (sm_90), in Gluon.
 
-skinny_fp8_gemm: as gemm/skinny_hopper.py (stream-K, a warp that loads weights without a wait for
-the preceding kernel, one that loads x), but codes of 8 bits are multiplied as they are.
+skinny_fp8_gemm: as gemm/hopper/skinny_gemm.py (stream-K, a warp that loads weights without a wait
+for the preceding kernel, one that loads x), but codes of 8 bits are multiplied as they are.
   compute   four warps, wgmma of e4m3.  Products of a unit, or of 128 columns (BY_BLOCK), have sums
             of their own, which are added in float32: the tensor cores' have fewer bits
   scales    of rows of x and of W: in the epilogue.  BY_BLOCK, of 1 x 128 of x and 128 x 128 of W:
@@ -9,7 +9,7 @@ the preceding kernel, one that loads x), but codes of 8 bits are multiplied as t
   reads     W [N, K] and x [at least M, K] e4m3, rows 16-byte aligned, M <= BLOCK_M; scales of x
             [M, 1], or [M, scale_blocks] with strides (1, x_rows), and of W [N], or
             [N / 128, scale_blocks] contiguous; bias [N] or None
-  writes    y [M, N], or with GATE [M, N / 2] (gate_hopper.py), contiguous
+  writes    y [M, N], or with GATE [M, N / 2] (gemm/hopper/gate.py), contiguous
   bound     memory: N * K bytes
   checked   tests/model_zoo/layers/quantized_gemm/test_skinny_fp8_gemm.py against float64, on a GPU
             and in an interpreter
@@ -25,9 +25,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from model_zoo.layers.gemm.gate_hopper import tile_row
-from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import (
+from model_zoo.layers.gemm.hopper.gate import tile_row
+from model_zoo.layers.gemm.hopper.rings import ring_barriers
+from model_zoo.layers.gemm.hopper.stream_k import (
     load_weights,
     load_x,
     share,
@@ -119,7 +119,7 @@ def _compute(
                 sums = _row_scaled(sums, X_SCALES, W_SCALES, unit // k_blocks, M, N, GATE != "")
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
-                BIAS, M, N, k_blocks, split_units, 1, 0, GATE,
+                BIAS, PARTS, 0, M, N, k_blocks, split_units, 1, 0, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.autotune import GemmKey, check_gates
 from model_zoo.layers.gemm.candidates import gemm_candidates
+from model_zoo.layers.gemm.check_fused import check_fused
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
     Gate,
@@ -235,8 +234,8 @@ def test_a_start_leaves_a_gate_that_is_wrong_to_another_kernel(
 ):
     first, second = gated_layer(OwnGate(factor)), gated_layer(OwnGate(factor))
     other = Linear(16, 48, bias=False, dtype=torch.float32)  # of the same shape
-    key = GemmKey(48, 16, torch.float32, False, 8)
-    check_gates({key: [other, first, second], replace(key, rows=16): [other, first, second]})
+    for rows in (8, 16):
+        check_fused("48 x 16", rows, [other, first, second])
     assert first.may_gate == second.may_gate == kept
     assert len(caplog.records) == (0 if kept else 1)
     assert kept or "the GEMM's own silu is not used" in caplog.text

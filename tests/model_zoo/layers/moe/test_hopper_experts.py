@@ -38,9 +38,9 @@ def on_interpreter() -> Iterator[None]:
     packed, experts = "model_zoo.layers.quantized_gemm.hopper", "model_zoo.layers.moe.hopper"
     with interpreted(
         "_experts_product",
-        "model_zoo.layers.gemm.rings_hopper",
-        "model_zoo.layers.gemm.gate_hopper",
-        "model_zoo.layers.gemm.stream_k_hopper",
+        "model_zoo.layers.gemm.hopper.rings",
+        "model_zoo.layers.gemm.hopper.gate",
+        "model_zoo.layers.gemm.hopper.stream_k",
         f"{packed}.convert",
         f"{packed}.scales",
         f"{packed}.multiply",

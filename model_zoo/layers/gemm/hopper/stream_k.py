@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.hopper import cta_barrier
-from model_zoo.layers.gemm.gate_hopper import gate_mul, tile_row
+from model_zoo.layers.gemm.hopper.gate import gate_mul, tile_row
 
 AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
 
@@ -146,16 +146,29 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _write(acc, OUT, BIAS, tile, m, M, N, GATE: gl.constexpr):
-    """y of a tile of acc's rows; m [BLOCK_M]."""
+def _add_residual(y, at, inside, OUT, SQUARES, tile, m, M):
+    """y + OUT, as PyTorch rounds; SQUARES[tile, m] = the sum of their squares over y's rows."""
+    total = gl.load(OUT + at, mask=inside, other=0.0).to(gl.float32) + y.to(gl.float32)
+    y = total.to(y.dtype)
+    wide = gl.where(inside, y.to(gl.float32), 0.0)
+    gl.store(SQUARES + tile * M + m, gl.sum(wide * wide, 0), mask=m < M)
+    return y
+
+
+@gluon.jit
+def _write(acc, OUT, BIAS, SQUARES, adds, tile, m, M, N, GATE: gl.constexpr):
+    """y of a tile of acc's rows; m [BLOCK_M].  SQUARES, adds: as of write_part."""
     HEIGHT: gl.constexpr = acc.shape[0]
     r = gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
     n = tile_row(tile, r, N, HEIGHT, GATE != "")
     if BIAS is not None:
         acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
     if GATE == "":
-        at = OUT + m[None, :] * N + n[:, None]
-        gl.store(at, acc.to(OUT.dtype.element_ty), mask=(n < N)[:, None] & (m < M)[None, :])
+        at, inside = m[None, :] * N + n[:, None], (n < N)[:, None] & (m < M)[None, :]
+        y = acc.to(OUT.dtype.element_ty)
+        if adds != 0:
+            y = _add_residual(y, at, inside, OUT, SQUARES, tile, m, M)
+        gl.store(OUT + at, y, mask=inside)
     else:
         y = gate_mul(acc, GATE)
         n = tile * (HEIGHT // 2) + gl.arange(0, HEIGHT // 2, gl.SliceLayout(1, y.type.layout))
@@ -167,13 +180,14 @@ def _write(acc, OUT, BIAS, tile, m, M, N, GATE: gl.constexpr):
 
 @gluon.jit
 def write_part(
-    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, SQUARES, adds, M, N, k_blocks, split_units,
     GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
     acc   the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
           rows
+    adds  unless 0, y is added to OUT, and SQUARES[tile, m] are the sums of its squares
     GATE  as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
@@ -182,7 +196,7 @@ def write_part(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
     own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, own, m, M, N, GATE)
+        _write(acc, OUT, BIAS, SQUARES, adds, own, m, M, N, GATE)
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
@@ -207,5 +221,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, own, m, M, N, GATE)
+            _write(total, OUT, BIAS, SQUARES, adds, own, m, M, N, GATE)
             gl.store(ARRIVED + own, 0)  # for the next GEMM

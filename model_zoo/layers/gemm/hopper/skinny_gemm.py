@@ -14,14 +14,18 @@ skinny_gemm: stream-K over the weights' units, an equal contiguous share for eac
             rows and in x's, and the products of different runs are discarded
   parts     partial sums of split tiles go to a workspace; the last program to arrive adds them in
             the order of the columns: deterministic
+  norm      if `tiles` is not 0, x is rms_norm(x) * NORM: the compute warps write it over a unit of
+            x in shared memory, from the sums of its squares (norm.py)
+  residual  if `adds` is not 0, y is added to OUT, which is the residual, and the sums of squares of
+            each tile are stored for the norm of the next GEMM
   GATE      W has N / 2 gates and N / 2 ups, and y is silu(gate) * up or gelu(gate) * up; a tile
             has BLOCK_N / 2 of both
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
-            None
-  writes    y [M, N], or [M, N / 2] with GATE, contiguous
+            None; X_SQUARES [tiles, M] float32 and NORM [K]
+  writes    y [M, N], or [M, N / 2] with GATE, contiguous; SQUARES [N / BLOCK_N, M] float32
   bound     memory: 2 * N * K bytes
   checked   tests/model_zoo/layers/gemm/test_gemm.py and, with GATE, test_gated_gemm.py on a GPU,
-            against float64
+            against float64; test_normed_gemm.py also interpreted
 """
 
 from __future__ import annotations
@@ -33,9 +37,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
-from model_zoo.layers.gemm.rings_hopper import ring_barriers
-from model_zoo.layers.gemm.stream_k_hopper import (
+from model_zoo.layers.gemm.hopper.norm import inverse_rms, norm_layout, normalize
+from model_zoo.layers.gemm.hopper.rings import ring_barriers
+from model_zoo.layers.gemm.hopper.stream_k import (
     load_weights,
     load_x,
     share,
@@ -46,8 +52,9 @@ from model_zoo.layers.gemm.stream_k_hopper import (
 
 @gluon.jit
 def _compute(
-    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-    FOLD: gl.constexpr, GATE: gl.constexpr,
+    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES, NORM, adds,
+    tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD: gl.constexpr, GATE: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Four warps: wgmma over the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -57,14 +64,23 @@ def _compute(
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     begin, count = share(N, k_blocks, split_units, HEIGHT // FOLD)
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    by_row: gl.constexpr = norm_layout(WIDTH, rows.shape[2])
+    factor = gl.full([WIDTH], 1.0, gl.float32, gl.SliceLayout(1, by_row))
+    if tiles != 0:
+        if DEPENDENT:
+            gdc_wait()
+        factor = inverse_rms(X_SQUARES, tiles, M, K, eps, factor, FOLD)
     for i in range(count):
         unit = begin + i
         block = unit % k_blocks
         stage = i % STAGES
-        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+        x = rows.index(i % X_STAGES)
         mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
+        if tiles != 0:
+            normalize(x, factor, NORM, block, K, plus_one, FOLD, by_row)
+        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
         product = warpgroup_mma(
-            weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
+            weights.index(stage), x.permute((1, 0)), acc,
             use_acc=(block != 0) & (i != 0), is_async=True,
         )  # fmt: skip
         acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
@@ -74,15 +90,19 @@ def _compute(
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             write_part(
                 unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, 1, 0, GATE,
+                PARTS, ARRIVED, OUT, BIAS, SQUARES, adds, M, N, k_blocks, split_units, 1, 0, GATE,
             )  # fmt: skip
 
 
-@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units", "ahead"])
+@gluon.jit(
+    do_not_specialize=[
+        "adds", "tiles", "plus_one", "M", "N", "K", "k_blocks", "split_units", "ahead"
+    ]
+)  # fmt: skip
 def _skinny_gemm(
-    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, ahead,
-    FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, GATE: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES, NORM, adds, tiles, plus_one, eps,
+    M, N, K, k_blocks, split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr,
+    X_STAGES: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """GATE: "silu", "gelu" or ""."""
     COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
@@ -95,8 +115,9 @@ def _skinny_gemm(
     gl.warp_specialize(
         [
             (_compute, (
-                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-                split_units, FOLD, GATE,
+                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES,
+                NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD, GATE,
+                DEPENDENT,
             )),
             (load_weights, (
                 w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",

@@ -1,0 +1,121 @@
+"""Checks, at a start, of what the chosen GEMMs compute besides their products."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.swiglu_linear import SwigluLinear
+
+# Of a result's norm.  Activations in fp8, which ScaledMM rounds to, change a product by about 0.03.
+LARGEST_ERROR = 1 / 16
+TILES = 300  # of a norm's squares: more than a program loads at once
+log = logging.getLogger(__name__)
+
+
+def check_fused(name: str, rows: int, layers: Sequence[Linear]) -> None:
+    """Leave gated activations and norms to kernels of their own where the GEMM's are others.
+
+    layers  of one shape, with one GEMM for so many rows; name: theirs in a warning
+    """
+    _check_gate(name, rows, [x for x in layers if isinstance(x, SwigluLinear)])
+    _check_norm(name, rows, layers)
+
+
+def _check_gate(name: str, rows: int, layers: Sequence[SwigluLinear]) -> None:
+    if not layers or layers[0].gating_gemm(rows) is None:
+        return
+    off = _gate_error(layers[0], rows)
+    if not off <= LARGEST_ERROR:
+        log.warning(
+            "%s: the GEMM's own %s is not used: it differs by %.0f %%",
+            name, layers[0].gate, 100 * off,
+        )  # fmt: skip
+        for layer in layers:
+            layer.may_gate = False
+
+
+def _gate_error(layer: SwigluLinear, rows: int) -> float:
+    """Of the GEMM's own activation, in norms of that by a kernel of its own; it may be NaN."""
+    from triton.runtime.errors import OutOfResources
+
+    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+    try:
+        output = layer.swiglu(x)
+    except OutOfResources:
+        return math.inf
+    layer.may_gate = False
+    expected = layer.swiglu(x)
+    layer.may_gate = True
+    assert isinstance(output, Tensor) and isinstance(expected, Tensor)
+    return _error(output, expected)
+
+
+def _check_norm(name: str, rows: int, layers: Sequence[Linear]) -> None:
+    if layers[0].norming_gemm(rows) is None:
+        return
+    off = _fused_norm_error(layers, rows)
+    if not off <= LARGEST_ERROR:
+        log.warning(
+            "%s: the GEMM's own norms are not used: they differ by %.0f %%", name, 100 * off
+        )
+        for layer in layers:
+            layer.may_norm = False
+
+
+def _fused_norm_error(layers: Sequence[Linear], rows: int) -> float:
+    """The larger one of those of sums and of norms, of all that the layers run."""
+    from triton.runtime.errors import OutOfResources
+
+    gated = [layer for layer in layers if isinstance(layer, SwigluLinear)]
+    others = [layer for layer in layers if not isinstance(layer, SwigluLinear)]
+    try:
+        found = [_norm_error(kind[0], rows) for kind in (gated, others) if kind]
+        return max(*found, _sum_error(layers[0], rows))
+    except OutOfResources:
+        return math.inf
+
+
+def _sum_error(layer: Linear, rows: int) -> float:
+    """Of the sum of the residual and the product, and of its squares."""
+    gemm = layer.norming_gemm(rows)
+    assert gemm is not None
+    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+    residual = torch.randn(rows, layer.outputs, dtype=layer.dtype, device=layer.device)
+    # Not of the layer, which may add up the products of all ranks.
+    expected = residual + gemm.run(x, layer.operand, layer.bias)
+    squares = gemm.add_to(residual, x, layer.operand, layer.bias)
+    of_squares = _error(squares.sum(0), expected.float().square().sum(1))
+    return max(_error(residual, expected), of_squares)
+
+
+def _norm_error(layer: Linear, rows: int) -> float:
+    """Of the product of a norm, and of its gate."""
+    gemm = layer.norming_gemm(rows)
+    if gemm is None or not layer.norms(rows):
+        return 0.0
+    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
+    weight = torch.rand(layer.inputs, dtype=layer.dtype, device=layer.device) + 0.5
+    squares, eps = x.float().square(), 1e-6
+    tiles = torch.stack([part.sum(1) for part in squares.tensor_split(TILES, 1)])
+    factors = torch.rsqrt(squares.sum(1) / layer.inputs + eps)[:, None]
+    normed = weight * (x.float() * factors).to(x.dtype)
+    deferred = NormedRows(x, tiles, weight, eps, False)
+    if isinstance(layer, SwigluLinear):
+        found, expected = layer.swiglu(deferred), layer.swiglu(normed)
+        assert isinstance(found, Tensor) and isinstance(expected, Tensor)
+        return _error(found, expected)
+    found = gemm.multiply(deferred, layer.operand, layer.bias, None)
+    return _error(found, gemm.run(normed, layer.operand, layer.bias))
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    """In norms of what is expected; infinite for NaN."""
+    off = float((found.float() - expected.float()).norm() / expected.float().norm().clamp(1e-30))
+    return math.inf if math.isnan(off) else off

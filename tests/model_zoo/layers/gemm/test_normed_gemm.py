@@ -1,0 +1,113 @@
+"""GEMMs that add to the residual, and compute the norm before them: interpreted, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.gemm.candidates import gemm_candidates
+from model_zoo.layers.gemm.implementations import BUCKETS, SkinnyGemm, workspace
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormedRows
+from tests.support.interpreter.gluon_interpreter import interpreted
+
+BF16 = torch.bfloat16
+EPS = 1e-6
+# Whole and split tiles, column runs that are stacked, and the last unit past the end.
+SIZES = [
+    SkinnyGemm(64, 128, 2, 5, 1, 2),
+    SkinnyGemm(64, 64, 3, 3, 2, 1),
+    SkinnyGemm(32, 256, 2, 3, 1, 2),
+    SkinnyGemm(16, 512, 2, 4, 1, 1),
+]
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    modules = ("rings", "gate", "stream_k", "norm", "skinny_gemm")
+    with interpreted("_skinny_gemm", *(f"model_zoo.layers.gemm.hopper.{x}" for x in modules)):
+        yield
+
+
+def numbers(device: str, *shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator(device).manual_seed(sum(shape) + seed)
+    return torch.randn(shape, generator=generator, device=device).to(BF16)
+
+
+def check_add(gemm: SkinnyGemm, rows: int, outputs: int, inputs: int, device: str) -> None:
+    x, weight = numbers(device, rows, inputs), numbers(device, outputs, inputs) / inputs**0.5
+    for bias in (None, numbers(device, outputs)):
+        residual = numbers(device, rows, outputs, seed=1)
+        product = gemm.run(x, weight, bias)
+        expected = residual + product
+        squares = gemm.add_to(residual, x, weight, bias)
+        assert torch.equal(residual, expected)
+        sums = residual.double().square().sum(1)
+        torch.testing.assert_close(squares.sum(0).double(), sums, rtol=1e-5, atol=0)
+    assert int(workspace(x.device)[1].sum()) == 0
+
+
+def check_norm(
+    gemm: SkinnyGemm, rows: int, outputs: int, inputs: int, device: str, *, plus_one: bool = False
+) -> None:
+    """That the product is that of what RMSNorm computes, up to a rounding of the mean square."""
+    residual, weight = numbers(device, rows, inputs) * 3, numbers(device, outputs, inputs)
+    norm = RMSNorm(inputs, EPS, BF16, plus_one=plus_one).to(device)
+    norm.weight.copy_(numbers(device, inputs))
+    tiles = 37
+    parts = residual.float().square().tensor_split(tiles, 1)
+    squares = torch.stack([part.sum(1) for part in parts])
+    x, before = norm(residual), residual.clone()
+    normed = NormedRows(residual, squares, norm.weight, EPS, plus_one)
+    y = gemm.multiply(normed, weight, None, None)
+    exact = x.double() @ weight.double().T
+    limit = 2 * (exact.to(BF16).double() - exact).norm() + 1e-3 * exact.norm()
+    assert (y.double() - exact).norm() <= limit
+    assert torch.equal(residual, before), "x is normalized in shared memory alone"
+    if gemm.gates(rows, weight) and outputs % 2 == 0:
+        gates, ups = exact.chunk(2, -1)
+        exact = F.silu(gates) * ups
+        y = gemm.multiply(normed, weight, None, "silu")
+        limit = 2 * (exact.to(BF16).double() - exact).norm() + 2e-3 * exact.norm()
+        assert (y.double() - exact).norm() <= limit
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("gemm", SIZES, ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_a_product_is_added_to_the_residual_and_its_squares_are_summed(gemm: SkinnyGemm, rows: int):
+    check_add(gemm, rows, 148, 1024, "cpu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("gemm", SIZES, ids=str)
+@pytest.mark.parametrize("rows", [1, 5, 8])
+def test_a_product_is_that_of_the_norm_of_the_residual(gemm: SkinnyGemm, rows: int):
+    check_norm(gemm, rows, 148, 1024, "cpu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_columns_past_the_end_are_not_normalized():
+    check_norm(SkinnyGemm(64, 128, 2, 5, 1, 2), 3, 64, 200, "cpu")
+    check_norm(SkinnyGemm(32, 256, 2, 3, 1, 2), 3, 64, 520, "cpu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_norm_may_multiply_by_its_weight_plus_one():
+    check_norm(SIZES[0], 5, 64, 256, "cpu", plus_one=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 3, 8, 13, 17, 33, 64])
+def test_every_candidate_adds_and_normalizes(rows: int):
+    bucket = next(bucket for bucket in BUCKETS if rows <= bucket)
+    for outputs, inputs in ((4096, 12288), (6144, 4096), (24576, 4096), (1008, 520)):
+        for gemm in gemm_candidates(132, (9, 0), bucket, outputs, inputs):
+            if isinstance(gemm, SkinnyGemm):
+                check_add(gemm, rows, outputs, inputs, "cuda")
+                check_norm(gemm, rows, outputs, inputs, "cuda")
+                check_norm(gemm, rows, outputs, inputs, "cuda", plus_one=True)

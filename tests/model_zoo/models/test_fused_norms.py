@@ -1,0 +1,175 @@
+"""Norms that GEMMs of few rows compute: which ones, and that the logits stay what they were."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_zoo.config import ModelConfig
+from model_zoo.layers.gemm.check_fused import check_fused
+from model_zoo.layers.gemm.implementations import BUCKETS, SkinnyGemm
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.row_parallel import RowParallelLinear
+from model_zoo.layers.swiglu_linear import SwigluLinear
+from model_zoo.loader import fill_randomly
+from model_zoo.model import Model
+from model_zoo.parallel.communicator import Communicator
+from model_zoo.parallel.shard import Shard
+from model_zoo.registry import build
+from tests.support.kernels.counting_gemm import CountingGemm
+from tests.support.models.paged_forward import PagedRow
+from tests.support.quantization.w8a8_models import config_of
+
+LENGTH = 7
+
+
+def model_of(kind: str, directory: Path, dtype: torch.dtype, device: str) -> tuple[Model, Any]:
+    config = config_of(kind, directory)
+    torch.manual_seed(7)
+    model = build(config, dtype, torch.device(device)).eval()
+    fill_randomly(model)
+    for norm in model.modules():
+        if isinstance(norm, RMSNorm):  # all ones would hide a norm by another one's weight
+            norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
+    return model, config
+
+
+def layers_of(model: Model) -> list[Linear]:
+    """But the head."""
+    return [m for n, m in model.named_modules() if isinstance(m, Linear) and "layers." in n]
+
+
+def logits(model: Model, config: ModelConfig, dtype: torch.dtype, device: str) -> Tensor:
+    torch.manual_seed(1)
+    tokens = torch.randint(config.vocab_size, (LENGTH,)).to(device)
+    row = PagedRow(model, config, dtype, device=device)
+    return row.feed_in_steps(tokens, [LENGTH - 3, LENGTH - 2])  # a prompt, one token, then two
+
+
+def test_gemms_of_a_layer_add_to_the_residual_and_compute_the_norms(tmp_path: Path):
+    """All but the norm of the embeddings and the last one; of one row, this GEMM adds alone."""
+    model, config = model_of("qwen3", tmp_path, torch.float32, "cpu")
+    expected = logits(model, config, torch.float32, "cpu")
+    gemm = CountingGemm()
+    for layer in layers_of(model):
+        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    found = logits(model, config, torch.float32, "cpu")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layers, steps = len(model.layers), 3
+    assert gemm.done.count("add") == 2 * layers * steps
+    of_norms = [what for what in gemm.done if what.startswith("norm")]
+    assert len(of_norms) == (2 * layers - 1) * (steps - 1)
+
+
+@pytest.mark.parametrize("kind", ["qwen2-moe", "gemma2", "gpt2"])
+def test_other_norms_have_a_kernel_of_their_own(kind: str, tmp_path: Path):
+    """Of which a router reads the output, or which are around the sum, or LayerNorms."""
+    if kind == "gpt2":
+        pytest.importorskip("transformers")
+    model, config = model_of(kind, tmp_path, torch.float32, "cpu")
+    expected = logits(model, config, torch.float32, "cpu")
+    gemm = CountingGemm()
+    for layer in layers_of(model):
+        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    torch.testing.assert_close(
+        logits(model, config, torch.float32, "cpu"), expected, rtol=1e-4, atol=1e-4
+    )
+    assert not gemm.done
+
+
+def test_batch_invariant_layers_leave_norms_to_a_kernel(tmp_path: Path):
+    model, _ = model_of("qwen3", tmp_path, torch.float32, "cpu")
+    layer = layers_of(model)[0]
+    layer.use_gemms(dict.fromkeys(BUCKETS, CountingGemm()))
+    assert layer.norms(2) and not layer.norms(1) and not layer.norms(65)
+    layer.is_batch_invariant = True
+    assert not layer.norms(2)
+
+
+class Wrong(CountingGemm):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def add_to(self, residual: Tensor, *args: Any) -> Tensor:
+        squares = super().add_to(residual, *args)
+        if self.what == "sum":
+            residual *= 1.2
+        return squares * 1.2 if self.what == "squares" else squares
+
+    def multiply(self, x: Any, *args: Any) -> Tensor:
+        y = super().multiply(x, *args)
+        return y * math.nan if self.what == "norm" and isinstance(x, NormedRows) else y
+
+
+class NoOtherRanks(Communicator):
+    def all_reduce(self, x: Tensor) -> Tensor:
+        raise AssertionError("each rank checks the GEMMs that it has chosen, alone")
+
+
+def test_a_start_checks_layers_of_which_ranks_have_parts_without_the_others():
+    factory = LinearFactory(torch.float32, shard=Shard(0, 2), communicator=NoOtherRanks())
+    layer = factory.row(16, {"down": 48}, bias=False)
+    assert isinstance(layer, RowParallelLinear)
+    layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+    layer.use_gemms({8: CountingGemm()})
+    check_fused("48 x 16", 8, [layer])
+    assert layer.may_norm
+
+
+def test_a_start_checks_the_gate_of_a_norm():
+    layer = SwigluLinear(16, 24, bias=False, dtype=torch.float32)
+    layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+    gemm = CountingGemm()
+    layer.use_gemms({8: gemm})
+    check_fused("48 x 16", 8, [layer])
+    assert layer.may_norm and "norm and gate" in gemm.done
+
+
+@pytest.mark.parametrize("what", ["", "sum", "squares", "norm"])
+def test_a_start_leaves_norms_that_are_wrong_to_another_kernel(
+    what: str, caplog: pytest.LogCaptureFixture
+):
+    layers = [Linear(16, 48, bias=False, dtype=torch.float32) for _ in range(2)]
+    for layer in layers:
+        layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+        layer.use_gemms({8: Wrong(what)})
+    check_fused("48 x 16", 8, layers)
+    assert [layer.may_norm for layer in layers] == [not what] * 2
+    assert ("the GEMM's own norms are not used" in caplog.text) == bool(what)
+
+
+def counted(method: Callable[..., Tensor], done: list[str]) -> Callable[..., Tensor]:
+    def call(gemm: SkinnyGemm, x: Any, *args: Any) -> Tensor:
+        done.append("norm" if isinstance(x, NormedRows) else method.__name__)
+        return method(gemm, x, *args)
+
+    return call
+
+
+@pytest.mark.gpu
+def test_logits_on_a_gpu_differ_by_roundings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, config = model_of("qwen3", tmp_path, torch.bfloat16, "cuda")
+    gemm = SkinnyGemm(64, 128, 3, 7)
+    for layer in layers_of(model):
+        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+        layer.may_norm = False
+    expected = logits(model, config, torch.bfloat16, "cuda")
+    for layer in layers_of(model):
+        layer.may_norm = True
+    done: list[str] = []
+    for what in ("add_to", "multiply"):
+        monkeypatch.setattr(SkinnyGemm, what, counted(getattr(SkinnyGemm, what), done))
+    found = logits(model, config, torch.bfloat16, "cuda")
+    layers = len(model.layers)
+    assert done.count("add_to") == 6 * layers and done.count("norm") == 3 * (2 * layers - 1)
+    assert (found - expected).norm() <= 0.02 * expected.norm()

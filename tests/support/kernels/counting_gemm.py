@@ -1,0 +1,48 @@
+"""CountingGemm: a GEMM of few rows that also adds to the residual and computes norms and gates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from model_zoo.layers.gemm.implementations import Gate, NormingGemm
+from model_zoo.layers.normed_rows import NormedRows
+
+
+@dataclass
+class CountingGemm(NormingGemm):
+    """By PyTorch's operations."""
+
+    name: str = "of a test"
+    done: list[str] = field(default_factory=list)
+
+    def gates(self, rows: int, weight: Any) -> bool:
+        return True
+
+    def norms(self, rows: int, weight: Any) -> bool:
+        return rows > 1
+
+    def multiply(
+        self, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None, gate: Gate | None
+    ) -> Tensor:
+        if isinstance(x, NormedRows):
+            self.done.append("norm" if gate is None else "norm and gate")
+            mean = x.squares.sum(0)[:, None] / x.rows.shape[1]
+            x = x.weight * (x.rows * torch.rsqrt(mean + x.eps))
+        y = F.linear(x, weight, bias)
+        if gate is None:
+            return y
+        gates, ups = y.chunk(2, -1)
+        return (F.gelu(gates, approximate="tanh") if gate == "gelu" else F.silu(gates)) * ups
+
+    def add_to(
+        self, residual: Tensor, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None
+    ) -> Tensor:
+        self.done.append("add")
+        residual += self.multiply(x, weight, bias, None)
+        parts = residual.square().tensor_split(3, 1)
+        return torch.stack([part.sum(1) for part in parts])
