@@ -14,7 +14,8 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import GemmImpl, NormingGemm
-from model_zoo.layers.normed_rows import NormedRows, NormOutput, Squares
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormedRows, NormOutput
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
@@ -201,7 +202,7 @@ class Linear(nn.Module):
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
-        self.precedes_norm = False  # an RMSNorm adds its output to the residual, and nothing else
+        self._next_norm: tuple[RMSNorm, ...] = ()  # in a tuple, it is no submodule of this one
         self.may_norm = True  # False: GEMMs of few rows leave the norms to a kernel of their own
 
     @property
@@ -265,11 +266,12 @@ class Linear(nn.Module):
         """x [T, in], residual [T, out] -> (what the next norm adds to the residual, residual).
 
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
-        is added and rounded again.  Squares: a GEMM of few rows added it as the norm would have.
+        is added and rounded again.  NormedRows: a GEMM of few rows added it as the norm would have.
         """
         gemm = self.norming_gemm(len(x))
-        if gemm is not None and self.precedes_norm and isinstance(x, Tensor):
-            return Squares(gemm.add_to(residual, x, self.operand, self.bias)), residual
+        if gemm is not None and self._next_norm and isinstance(x, Tensor):
+            [norm] = self._next_norm
+            return gemm.add_to(residual, x, self.operand, self.bias, norm), residual
         adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
@@ -281,17 +283,22 @@ class Linear(nn.Module):
             return None, residual.addmm_(x, self.weight.t())
         return self.for_norm(x), residual
 
-    def norming_gemm(self, rows: int) -> NormingGemm | None:
-        """What multiplies so many rows and can do the work of the norms before and after it."""
-        gemm = self.gemm_of(rows)
-        if not isinstance(gemm, NormingGemm) or not self.may_norm or self.is_batch_invariant:
-            return None
-        return gemm
+    def precedes(self, norm: RMSNorm) -> None:
+        """The norm adds this layer's output to the residual, and nothing else."""
+        self._next_norm = (norm,)
 
-    def norms(self, rows: int) -> bool:
-        """As Consumer.norms."""
-        gemm = self.norming_gemm(rows)
-        return gemm is not None and gemm.norms(rows, self.operand)
+    def norming_gemm(self, rows: int) -> NormingGemm | None:
+        """What multiplies so many rows and can do the work of the norms before and after it.
+
+        None in float16: the sum times a norm's weight may be larger than it can be.
+        """
+        gemm = self.gemm_of(rows)
+        may = self.may_norm and not self.is_batch_invariant and self.dtype != torch.float16
+        return gemm if may and isinstance(gemm, NormingGemm) else None
+
+    def takes_normed(self, rows: int) -> bool:
+        """As Consumer.takes_normed."""
+        return self.norming_gemm(rows) is not None
 
     def for_norm(self, x: NormOutput) -> Addend:
         """x [T, in] -> [T, out], for a norm that adds it."""
@@ -310,7 +317,7 @@ class Linear(nn.Module):
         """x [T, in] -> [T, out]."""
         gemm = self.gemm_of(len(x))
         if isinstance(x, NormedRows):
-            assert isinstance(gemm, NormingGemm), "norms has not been asked"
+            assert isinstance(gemm, NormingGemm), "takes_normed has not been asked"
             return gemm.multiply(x, self.operand, self.bias, None)
         if isinstance(x, QuantizedRows):
             assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"

@@ -23,9 +23,9 @@ class SwigluMLP(nn.Module):
         """As Linear.input_scales."""
         return self.gate_up.input_scales(rows)
 
-    def norms(self, rows: int) -> bool:
-        """As Consumer.norms."""
-        return self.gate_up.norms(rows)
+    def takes_normed(self, rows: int) -> bool:
+        """As Consumer.takes_normed."""
+        return self.gate_up.takes_normed(rows)
 
     def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""

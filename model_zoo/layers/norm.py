@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend, PartialSum
-from model_zoo.layers.normed_rows import NormedRows, NormOutput, Squares
+from model_zoo.layers.normed_rows import NormedRows, NormOutput
 from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
 
 
@@ -44,17 +44,16 @@ class RMSNorm(nn.Module):
     ) -> tuple[NormOutput, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
-        x         a PartialSum is added over all ranks, too; None or Squares: residual already is
-                  the sum
+        x         a PartialSum is added over all ranks, too; None: residual already is the sum;
+                  NormedRows: it is, and they are this norm of it
         post      norm of x, before it is added; with the same eps and plus_one
-        consumer  of the norm, which is quantized or left to it if it takes that; None: takes a
-                  Tensor
+        consumer  of the norm, which is quantized or not yet divided by the rms if it takes that;
+                  None: takes a Tensor
         """
-        if isinstance(x, Squares):
+        if isinstance(x, NormedRows):
             assert post is None
-            if consumer is not None and consumer.norms(len(residual)):
-                eps, plus_one = self.eps, self.plus_one
-                return NormedRows(residual, x.sums, self.weight, eps, plus_one), residual
+            if consumer is not None and consumer.takes_normed(len(residual)):
+                return x, residual
             x = None
         is_partial = isinstance(x, PartialSum)
         if not is_partial and not fused_kernels.use_fused_kernels(residual.device):

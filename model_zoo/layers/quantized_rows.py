@@ -56,6 +56,6 @@ class Consumer(Protocol):
         """The scales of the QuantizedRows that it takes for x [rows, in]; None: only a Tensor."""
         ...
 
-    def norms(self, rows: int) -> bool:
-        """Whether it takes NormedRows [rows, in], of a sum whose Squares are known."""
+    def takes_normed(self, rows: int) -> bool:
+        """Whether it takes NormedRows [rows, in]."""
         ...

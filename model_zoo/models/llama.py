@@ -5,6 +5,8 @@ They differ in biases, q/k norm, rope, windows, sinks and experts, as ModelConfi
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -46,7 +48,7 @@ class Layer(nn.Module):
         else:
             mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
             self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias, after="norm")
-            self.attention.out.precedes_norm = self.mlp.down.precedes_norm = True
+            self.attention.out.precedes(self.mlp_norm)
 
     def forward(
         self,
@@ -70,6 +72,9 @@ class Llama(Model):
         super().__init__(config, linears, Layer, RMSNorm)
         assert config.rope is not None
         self.rope = Rope(config.rope, config.head_dim)
+        for layer, following in pairwise(self.layers):
+            if isinstance(layer.mlp, SwigluMLP):
+                layer.mlp.down.precedes(following.attention_norm)
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]

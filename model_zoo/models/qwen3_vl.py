@@ -13,7 +13,7 @@ from model_zoo.config import ModelConfig
 from model_zoo.families.model_config import VISION_WEIGHTS
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.normed_rows import Squares
+from model_zoo.layers.normed_rows import NormedRows
 from model_zoo.model import Weights
 from model_zoo.models.llama import Llama
 from model_zoo.vision.embed import ReadsImages, embed_with_images, features_of
@@ -45,7 +45,7 @@ class Qwen3VL(ReadsImages, Llama):
                 index = index.index_select(0, logit_rows)
             if number < num_added:
                 residual = residual + features_of(images, 1 + number, index)
-                if isinstance(added, Squares):  # of the sum without the features
+                if isinstance(added, NormedRows):  # of the sum without the features
                     added = None
             x, residual = norm.add(added, residual, consumer=consumer)
         return x

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
-from model_zoo.layers.normed_rows import Squares
+from model_zoo.layers.normed_rows import NormedRows
 
 if TYPE_CHECKING:
     from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
@@ -59,9 +59,9 @@ class PartialSum:
         return all_reduce_add_rms_norm(*arguments, **options)
 
 
-# What a norm adds to the residual: a whole output, or this rank's part of it.  Squares: a GEMM has
-# added it.
-Addend = Tensor | PartialSum | Squares
+# What a norm adds to the residual: a whole output, or this rank's part of it.  NormedRows: a GEMM
+# has added it, and this is the norm.
+Addend = Tensor | PartialSum | NormedRows
 
 
 class FusedSums:

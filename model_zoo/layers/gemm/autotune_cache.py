@@ -45,7 +45,7 @@ Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that
 Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
-OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "normed_rows.py")
+OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "normed_rows.py")
 OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py")
 KERNELS = LAYERS.parents[1] / "attention" / "common"
 SHARED = ("hopper.py", "dependent_launch.py")  # shared with attention kernels

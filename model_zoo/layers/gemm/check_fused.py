@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from model_zoo.layers.linear import Linear
+from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormedRows
 from model_zoo.layers.swiglu_linear import SwigluLinear
 
 # Of a result's norm.  Activations in fp8, which ScaledMM rounds to, change a product by about 0.03.
 LARGEST_ERROR = 1 / 16
 TILES = 300  # of a norm's squares: more than a program loads at once
+EPS = 1e-6
 log = logging.getLogger(__name__)
 
 
@@ -83,30 +85,32 @@ def _fused_norm_error(layers: Sequence[Linear], rows: int) -> float:
 
 
 def _sum_error(layer: Linear, rows: int) -> float:
-    """Of the sum of the residual and the product, and of its squares."""
+    """Of the sum of the residual and the product, of its squares, and of it times a weight."""
     gemm = layer.norming_gemm(rows)
     assert gemm is not None
     x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
     residual = torch.randn(rows, layer.outputs, dtype=layer.dtype, device=layer.device)
     # Not of the layer, which may add up the products of all ranks.
     expected = residual + gemm.run(x, layer.operand, layer.bias)
-    squares = gemm.add_to(residual, x, layer.operand, layer.bias)
-    of_squares = _error(squares.sum(0), expected.float().square().sum(1))
-    return max(_error(residual, expected), of_squares)
+    norm = RMSNorm(layer.outputs, EPS, layer.dtype).to(layer.device)
+    norm.weight.uniform_(0.5, 1.5)
+    normed = gemm.add_to(residual, x, layer.operand, layer.bias, norm)
+    of_squares = _error(normed.squares.sum(0), expected.float().square().sum(1))
+    of_weighted = _error(normed.weighted, expected * norm.weight)
+    return max(_error(residual, expected), of_squares, of_weighted)
 
 
 def _norm_error(layer: Linear, rows: int) -> float:
     """Of the product of a norm, and of its gate."""
     gemm = layer.norming_gemm(rows)
-    if gemm is None or not layer.norms(rows):
+    if gemm is None:
         return 0.0
     x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-    weight = torch.rand(layer.inputs, dtype=layer.dtype, device=layer.device) + 0.5
-    squares, eps = x.float().square(), 1e-6
+    squares = x.float().square()
     tiles = torch.stack([part.sum(1) for part in squares.tensor_split(TILES, 1)])
-    factors = torch.rsqrt(squares.sum(1) / layer.inputs + eps)[:, None]
-    normed = weight * (x.float() * factors).to(x.dtype)
-    deferred = NormedRows(x, tiles, weight, eps, False)
+    factors = torch.rsqrt(squares.sum(1) / layer.inputs + EPS)[:, None]
+    normed = (x.float() * factors).to(x.dtype)
+    deferred = NormedRows(x, tiles, EPS)
     if isinstance(layer, SwigluLinear):
         found, expected = layer.swiglu(deferred), layer.swiglu(normed)
         assert isinstance(found, Tensor) and isinstance(expected, Tensor)

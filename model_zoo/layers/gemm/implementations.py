@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormedRows
 
 PARTS_BYTES = 32 << 20
@@ -98,22 +99,22 @@ class GatingGemm(ABC):
 
 
 class NormingGemm(GatingGemm):
-    """A GEMM of few rows that can also add its output to the residual, and compute the norm before
-    it: what add_rms_norm does between two GEMMs."""
+    """A GEMM of few rows that can also do its part of what add_rms_norm does between two GEMMs.
+
+    `multiply` takes NormedRows, too.
+    """
 
     __slots__ = ()
 
     @abstractmethod
-    def add_to(self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None) -> Tensor:
+    def add_to(
+        self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None, norm: RMSNorm
+    ) -> NormedRows:
         """residual [M, N], contiguous, += x W^T + bias, rounded as PyTorch's operations are.
-        x shares no memory with the residual, which some programs write while others read x.
 
-        Returns float32 [tiles, M], whose columns add up to the sums of the residual's squares.
+        -> the norm of the sum.  x shares no memory with the residual, which some programs write
+        while others read x.
         """
-
-    @abstractmethod
-    def norms(self, rows: int, weight: Any) -> bool:
-        """Whether `multiply` takes NormedRows of so many rows."""
 
 
 def units_in_flight(unit_bytes: int, stages: int, resident: int = 1) -> int:
@@ -205,25 +206,24 @@ class SkinnyGemm(NormingGemm):
         rings = columns * self.block_k * weight.element_size()
         return rings + 4 * self.block_n * height <= SHARED_BYTES
 
-    def norms(self, rows: int, weight: Tensor) -> bool:
-        """As NormingGemm.norms."""
-        return True
-
     def multiply(
         self, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
         """As GatingGemm.multiply; x may be NormedRows."""
         out = weight.new_empty(len(x), len(weight) // (1 if gate is None else 2))
-        self._launch(x, weight, bias, out, gate, None)
+        self._launch(x, weight, bias, out, gate)
         return out
 
-    def add_to(self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def add_to(
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: RMSNorm
+    ) -> NormedRows:
         """As NormingGemm.add_to."""
         assert residual.is_contiguous() and residual.dtype == weight.dtype
         tiles = -(-len(weight) // self.block_n)
         squares = torch.empty(tiles, len(x), dtype=torch.float32, device=weight.device)
-        self._launch(x, weight, bias, residual, None, squares)
-        return squares
+        normed = NormedRows(torch.empty_like(residual), squares, norm.eps)
+        self._launch(x, weight, bias, residual, None, normed, norm)
+        return normed
 
     def _launch(
         self,
@@ -232,15 +232,16 @@ class SkinnyGemm(NormingGemm):
         bias: Tensor | None,
         out: Tensor,
         gate: Gate | None,
-        squares: Tensor | None,
+        normed: NormedRows | None = None,
+        norm: RMSNorm | None = None,
     ) -> None:
-        """squares: None, or out is the residual, and these are the sums of its squares"""
+        """normed: None, or out is the residual, and this is to be the norm of the sum"""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.gemm.hopper.skinny_gemm import _skinny_gemm
 
-        normed = x if isinstance(x, NormedRows) else None
-        plain = x if isinstance(x, Tensor) else x.rows
+        plain, squares = (x, None) if isinstance(x, Tensor) else (x.weighted, x.squares)
+        adds = normed is not None and norm is not None
         (rows, inputs), outputs = plain.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and plain.stride(1) == 1
         parts, arrived = workspace(plain.device)
@@ -250,13 +251,13 @@ class SkinnyGemm(NormingGemm):
         unit_bytes = self.block_n * self.block_k * weight.element_size()
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight, [self.block_n // halves, columns]), tma_desc(plain, [height, columns]),
-            parts, arrived, out, bias, parts if squares is None else squares,
-            parts if normed is None else normed.squares, out if normed is None else normed.weight,
-            int(squares is not None), 0 if normed is None else len(normed.squares),
-            int(normed is not None and normed.plus_one), 0.0 if normed is None else normed.eps,
-            rows, outputs, inputs, k_blocks, self.split_units,
-            units_in_flight(unit_bytes, self.stages), FOLD=self.fold, STAGES=self.stages,
-            X_STAGES=self.x_stages, GATE=gate or "", num_warps=4,
+            parts, arrived, out, bias, normed.weighted if adds else out,
+            normed.squares if adds else parts, parts if squares is None else squares,
+            norm.weight if adds else out, int(adds), 0 if squares is None else len(squares),
+            int(adds and norm.plus_one), 0.0 if isinstance(x, Tensor) else x.eps, rows, outputs,
+            inputs, k_blocks, self.split_units, units_in_flight(unit_bytes, self.stages),
+            FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages, GATE=gate or "",
+            num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),
             **dependent_launch(plain.device),
         )  # fmt: skip

@@ -32,8 +32,8 @@ class MoE(nn.Module):
     def input_scales(self, rows: int) -> None:
         """The router and the experts take 16 bits, for any number of rows."""
 
-    def norms(self, rows: int) -> bool:
-        """As Consumer.norms: the router, the experts and the shared expert all read the norm."""
+    def takes_normed(self, rows: int) -> bool:
+        """As Consumer.takes_normed: the router and the experts read the norm itself."""
         return False
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Addend | None, Tensor]:

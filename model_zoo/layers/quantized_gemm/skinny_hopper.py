@@ -161,7 +161,7 @@ def _compute(
                 sums = unfold(sums, FOLD)
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, PARTS, 0, M, N, k_blocks, split_units, GROUPS,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, None, None, GROUPS,
                 group, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)

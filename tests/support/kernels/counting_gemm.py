@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.implementations import Gate, NormingGemm
+from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormedRows
 
 
@@ -23,16 +24,13 @@ class CountingGemm(NormingGemm):
     def gates(self, rows: int, weight: Any) -> bool:
         return True
 
-    def norms(self, rows: int, weight: Any) -> bool:
-        return rows > 1
-
     def multiply(
         self, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
         if isinstance(x, NormedRows):
             self.done.append("norm" if gate is None else "norm and gate")
-            mean = x.squares.sum(0)[:, None] / x.rows.shape[1]
-            x = x.weight * (x.rows * torch.rsqrt(mean + x.eps))
+            mean = x.squares.sum(0)[:, None] / x.weighted.shape[1]
+            x = x.weighted * torch.rsqrt(mean + x.eps)
         y = F.linear(x, weight, bias)
         if gate is None:
             return y
@@ -40,9 +38,9 @@ class CountingGemm(NormingGemm):
         return (F.gelu(gates, approximate="tanh") if gate == "gelu" else F.silu(gates)) * ups
 
     def add_to(
-        self, residual: Tensor, x: Tensor | NormedRows, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: RMSNorm
+    ) -> NormedRows:
         self.done.append("add")
         residual += self.multiply(x, weight, bias, None)
-        parts = residual.square().tensor_split(3, 1)
-        return torch.stack([part.sum(1) for part in parts])
+        squares = torch.stack([part.sum(1) for part in residual.square().tensor_split(3, 1)])
+        return NormedRows(residual * (norm.weight + norm.plus_one), squares, norm.eps)

@@ -14,15 +14,16 @@ skinny_gemm: stream-K over the weights' units, an equal contiguous share for eac
             rows and in x's, and the products of different runs are discarded
   parts     partial sums of split tiles go to a workspace; the last program to arrive adds them in
             the order of the columns: deterministic
-  norm      if `tiles` is not 0, x is rms_norm(x) * NORM: the compute warps write it over a unit of
-            x in shared memory, from the sums of its squares (norm.py)
-  residual  if `adds` is not 0, y is added to OUT, which is the residual, and the sums of squares of
-            each tile are stored for the norm of the next GEMM
+  norm      if `tiles` is not 0, x has been multiplied by a norm's weight, but not divided by its
+            rms: y is, by the sums of squares in X_SQUARES (norm.py)
+  residual  if `adds` is not 0, y is added to OUT, which is the residual, and the sum times the
+            weight of the next norm is stored in WEIGHTED, with the sums of squares of each tile
   GATE      W has N / 2 gates and N / 2 ups, and y is silu(gate) * up or gelu(gate) * up; a tile
             has BLOCK_N / 2 of both
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
-            None; X_SQUARES [tiles, M] float32 and NORM [K]
-  writes    y [M, N], or [M, N / 2] with GATE, contiguous; SQUARES [N / BLOCK_N, M] float32
+            None; X_SQUARES [tiles, M] float32; NORM [N]
+  writes    y [M, N], or [M, N / 2] with GATE, contiguous; WEIGHTED [M, N], and SQUARES
+            [N / BLOCK_N, M] float32
   bound     memory: 2 * N * K bytes
   checked   tests/model_zoo/layers/gemm/test_gemm.py and, with GATE, test_gated_gemm.py on a GPU,
             against float64; test_normed_gemm.py also interpreted
@@ -39,7 +40,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from model_zoo.layers.gemm.hopper.norm import inverse_rms, norm_layout, normalize
+from model_zoo.layers.gemm.hopper.norm import inverse_rms, load_residual
 from model_zoo.layers.gemm.hopper.rings import ring_barriers
 from model_zoo.layers.gemm.hopper.stream_k import (
     load_weights,
@@ -52,56 +53,59 @@ from model_zoo.layers.gemm.hopper.stream_k import (
 
 @gluon.jit
 def _compute(
-    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES, NORM, adds,
-    tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD: gl.constexpr, GATE: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES,
+    NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD: gl.constexpr,
+    GATE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: wgmma over the units, and the epilogue of each tile."""
+    """Four warps: wgmma over the units of each tile, and its epilogue."""
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
     HEIGHT: gl.constexpr = weights.shape[1]
     WIDTH: gl.constexpr = rows.shape[1]
+    BLOCK_N: gl.constexpr = HEIGHT // FOLD
+    BLOCK_M: gl.constexpr = WIDTH // FOLD
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    begin, count = share(N, k_blocks, split_units, HEIGHT // FOLD)
+    begin, count = share(N, k_blocks, split_units, BLOCK_N)
+    end = begin + count
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
-    by_row: gl.constexpr = norm_layout(WIDTH, rows.shape[2])
-    factor = gl.full([WIDTH], 1.0, gl.float32, gl.SliceLayout(1, by_row))
-    if tiles != 0:
-        if DEPENDENT:
-            gdc_wait()
-        factor = inverse_rms(X_SQUARES, tiles, M, K, eps, factor, FOLD)
-    for i in range(count):
-        unit = begin + i
-        block = unit % k_blocks
-        stage = i % STAGES
-        x = rows.index(i % X_STAGES)
-        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
-        if tiles != 0:
-            normalize(x, factor, NORM, block, K, plus_one, FOLD, by_row)
-        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
-        product = warpgroup_mma(
-            weights.index(stage), x.permute((1, 0)), acc,
-            use_acc=(block != 0) & (i != 0), is_async=True,
-        )  # fmt: skip
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-        mbarrier.arrive(empty.index(stage), count=1)
-        if (block == k_blocks - 1) | (i == count - 1):
-            starts = i >= block  # whether the program has the tile's first unit
-            slot = 2 * gl.program_id(0) + starts.to(gl.int32)
-            write_part(
-                unfold(acc, FOLD), starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, SQUARES, adds, M, N, k_blocks, split_units, 1, 0, GATE,
+    of_tile: gl.constexpr = unfold(acc, FOLD).type.layout
+    if DEPENDENT:
+        gdc_wait()
+    normed = inverse_rms(X_SQUARES, tiles, M, K, eps, gl.SliceLayout(0, of_tile), BLOCK_M)
+    for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
+        first, last = tile * k_blocks, (tile + 1) * k_blocks
+        start = gl.maximum(first, begin)
+        stop = gl.minimum(last, end)
+        sums = None
+        if GATE == "":
+            residual, weight = load_residual(OUT, NORM, tile, adds, M, N, BLOCK_N, BLOCK_M)
+            sums = (residual, weight, plus_one, WEIGHTED, SQUARES, adds)
+        for unit in range(start, stop):
+            i = unit - begin
+            stage = i % STAGES
+            mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
+            mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+            product = warpgroup_mma(
+                weights.index(stage), rows.index(i % X_STAGES).permute((1, 0)), acc,
+                use_acc=unit != start, is_async=True,
             )  # fmt: skip
+            acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+            mbarrier.arrive(empty.index(stage), count=1)
+        slot = 2 * gl.program_id(0) + (start == first).to(gl.int32)
+        write_part(
+            unfold(acc, FOLD), (start == first) & (stop == last), tile, slot, PARTS, ARRIVED, OUT,
+            BIAS, M, N, k_blocks, split_units, normed, sums, 1, 0, GATE,
+        )  # fmt: skip
 
 
 @gluon.jit(
     do_not_specialize=[
-        "adds", "tiles", "plus_one", "M", "N", "K", "k_blocks", "split_units", "ahead"
+        "adds", "tiles", "plus_one", "M", "K", "k_blocks", "split_units", "ahead"
     ]
 )  # fmt: skip
 def _skinny_gemm(
-    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES, NORM, adds, tiles, plus_one, eps,
-    M, N, K, k_blocks, split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr,
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES, NORM, adds, tiles,
+    plus_one, eps, M, N, K, k_blocks, split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr,
     X_STAGES: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """GATE: "silu", "gelu" or ""."""
@@ -115,9 +119,9 @@ def _skinny_gemm(
     gl.warp_specialize(
         [
             (_compute, (
-                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, SQUARES, X_SQUARES,
-                NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD, GATE,
-                DEPENDENT,
+                weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES,
+                X_SQUARES, NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD,
+                GATE, DEPENDENT,
             )),
             (load_weights, (
                 w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",

@@ -23,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.hopper import cta_barrier
 from model_zoo.layers.gemm.hopper.gate import gate_mul, tile_row
+from model_zoo.layers.gemm.hopper.norm import add_residual, output_layout
 
 AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
 
@@ -146,49 +147,49 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _add_residual(y, at, inside, OUT, SQUARES, tile, m, M):
-    """y + OUT, as PyTorch rounds; SQUARES[tile, m] = the sum of their squares over y's rows."""
-    total = gl.load(OUT + at, mask=inside, other=0.0).to(gl.float32) + y.to(gl.float32)
-    y = total.to(y.dtype)
-    wide = gl.where(inside, y.to(gl.float32), 0.0)
-    gl.store(SQUARES + tile * M + m, gl.sum(wide * wide, 0), mask=m < M)
-    return y
-
-
-@gluon.jit
-def _write(acc, OUT, BIAS, SQUARES, adds, tile, m, M, N, GATE: gl.constexpr):
-    """y of a tile of acc's rows; m [BLOCK_M].  SQUARES, adds: as of write_part."""
+def _write(acc, OUT, BIAS, tile, M, N, normed, sums, GATE: gl.constexpr):
+    """y of a tile of acc's rows.  normed, sums: as of write_part."""
     HEIGHT: gl.constexpr = acc.shape[0]
-    r = gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
-    n = tile_row(tile, r, N, HEIGHT, GATE != "")
+    BLOCK_M: gl.constexpr = acc.shape[1]
+    rows: gl.constexpr = HEIGHT if GATE == "" else HEIGHT // 2
+    n = tile_row(
+        tile, gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout)), N, HEIGHT, GATE != ""
+    )
+    if normed is not None:
+        acc *= normed[None, :]
     if BIAS is not None:
         acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
-    if GATE == "":
-        at, inside = m[None, :] * N + n[:, None], (n < N)[:, None] & (m < M)[None, :]
-        y = acc.to(OUT.dtype.element_ty)
-        if adds != 0:
-            y = _add_residual(y, at, inside, OUT, SQUARES, tile, m, M)
-        gl.store(OUT + at, y, mask=inside)
+    if GATE != "":
+        y, outputs = gate_mul(acc, GATE).to(OUT.dtype.element_ty), N // 2
     else:
-        y = gate_mul(acc, GATE)
-        n = tile * (HEIGHT // 2) + gl.arange(0, HEIGHT // 2, gl.SliceLayout(1, y.type.layout))
-        m = gl.arange(0, acc.shape[1], gl.SliceLayout(0, y.type.layout))
-        at = OUT + m[None, :] * (N // 2) + n[:, None]
-        inside = (n < N // 2)[:, None] & (m < M)[None, :]
-        gl.store(at, y.to(OUT.dtype.element_ty), mask=inside)
+        y, outputs = acc.to(OUT.dtype.element_ty), N
+        if sums is not None:
+            y = gl.convert_layout(y, output_layout(HEIGHT, BLOCK_M))
+    n = tile * rows + gl.arange(0, rows, gl.SliceLayout(1, y.type.layout))
+    m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, y.type.layout))
+    at, inside = m[None, :] * outputs + n[:, None], (n < outputs)[:, None] & (m < M)[None, :]
+    if sums is not None:
+        residual, weight, plus_one, WEIGHTED, SQUARES, adds = sums
+        if adds != 0:
+            y = add_residual(
+                y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M
+            )
+    gl.store(OUT + at, y, mask=inside)
 
 
 @gluon.jit
 def write_part(
-    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, SQUARES, adds, M, N, k_blocks, split_units,
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, normed, sums,
     GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
-    acc   the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
-          rows
-    adds  unless 0, y is added to OUT, and SQUARES[tile, m] are the sums of its squares
-    GATE  as of gate_mul: y [M, N / 2]; "": y [M, N]
+    acc     the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
+            rows
+    normed  factors [BLOCK_M] of x's rows, or None
+    sums    (residual, weight, plus_one, WEIGHTED, SQUARES, adds) as of add_residual: y is added
+            to the residual unless `adds` is 0; or None
+    GATE    as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_N: gl.constexpr = GROUPS * HEIGHT
@@ -196,7 +197,7 @@ def write_part(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
     own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, SQUARES, adds, own, m, M, N, GATE)
+        _write(acc, OUT, BIAS, own, M, N, normed, sums, GATE)
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
@@ -221,5 +222,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, SQUARES, adds, own, m, M, N, GATE)
+            _write(total, OUT, BIAS, own, M, N, normed, sums, GATE)
             gl.store(ARRIVED + own, 0)  # for the next GEMM

@@ -119,7 +119,7 @@ def _compute(
                 sums = _row_scaled(sums, X_SCALES, W_SCALES, unit // k_blocks, M, N, GATE != "")
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
-                BIAS, PARTS, 0, M, N, k_blocks, split_units, 1, 0, GATE,
+                BIAS, M, N, k_blocks, split_units, None, None, 1, 0, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
 
