@@ -15,12 +15,13 @@ from attention.planner.costs import device_costs
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
-# CTAs per SM of the Hopper decode kernel in decode-only steps, from this many rows on: one hides
-# the latency at the end of the other's work tile.  On an H100, steps of 128 and 256 rows of an 8B
-# model take 5 % less, 8 rows of 8,000 tokens 4 % less, of 1,100 tokens 0.6 % more.  In mixed steps
-# a second CTA gains nothing and takes prefill's place; with one KV head, few rows lose up to 13 %.
-DECODE_CTAS_PER_SM, DECODE_CTAS_ROWS = 2, 8
-DECODE_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an SM
+# Steps of so many rows run two CTAs of the Hopper decode kernel per SM: one computes while the
+# other waits for the end of its work tile, or of a chain of conversions and products.  With float8
+# pages, steps of an 8B model with 128 and 256 rows take 18 to 22 % less on an H200, 6 to 10 % less
+# with a prompt beside them (H100: 4 to 6, 2 to 5 %); with 16 bits 0 to 1 and 2.5 to 3 % (1 to 2, 1
+# to 3 %).  Fewer rows gain or lose up to 2 %; with one KV head, few rows lose up to 13 %.
+TWO_CTAS_ROWS = 8
+TWO_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an SM
 # CTAs per SM of the plain decode kernel with few KV heads.  On an H100, with one KV head and rows
 # of different lengths, a third CTA costs stream-K plans up to 20 %; with 8 heads it gains 2 to 5 %.
 FEW_HEADS, FEW_HEADS_CTAS_PER_SM = 2, 2
@@ -35,13 +36,16 @@ class PlannedKernel:
     block_m: int  # packed query rows of a tile
     block_n: int  # KV positions
     ctas_per_sm: int
-    decode_ctas_per_sm: int = 0  # in decode-only steps of DECODE_CTAS_ROWS or more; 0: ctas_per_sm
+    has_two_ctas: bool = False  # per SM, in steps of TWO_CTAS_ROWS or more
 
-    def step_ctas_per_sm(self, rows: int, *, prompts: bool) -> int:
-        """CTAs per SM in a step of so many rows; prompts: some of them are prefill."""
-        if self.decode_ctas_per_sm and rows >= DECODE_CTAS_ROWS and not prompts:
-            return self.decode_ctas_per_sm
-        return self.ctas_per_sm
+    def step_ctas_per_sm(self, rows: int) -> int:
+        """CTAs per SM in a step of so many rows."""
+        return 2 if self.has_two_ctas and rows >= TWO_CTAS_ROWS else self.ctas_per_sm
+
+    @property
+    def grids(self) -> set[int]:
+        """The CTAs per SM that its steps may have."""
+        return {self.ctas_per_sm, self.step_ctas_per_sm(TWO_CTAS_ROWS)}
 
 
 def most_decode_tokens(name: str, shape: Shape, row_tokens: int) -> int:
@@ -78,9 +82,8 @@ def decode_kernel(name: str, shape: Shape, max_q_len: int) -> PlannedKernel:
 def hopper_decode_kernel(run: Callable[..., None], shape: Shape, queries: int) -> PlannedKernel:
     """decode_hopper's grid and tile for `queries` packed queries a row; `run` launches it."""
     config = hopper_decode_config(shape.head_dim, queries, shape.kv_dtype.itemsize)
-    small = config.registers <= DECODE_CTAS_REGISTERS and shape.kv_dtype.itemsize > 1
-    decode_ctas_per_sm = DECODE_CTAS_PER_SM if small and shape.kv_heads > FEW_HEADS else 0
-    return PlannedKernel("decode_hopper", run, queries, config.block_n, 1, decode_ctas_per_sm)
+    has_two = config.registers <= TWO_CTAS_REGISTERS and shape.kv_heads > FEW_HEADS
+    return PlannedKernel("decode_hopper", run, queries, config.block_n, 1, has_two)
 
 
 def decode_spec(

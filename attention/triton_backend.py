@@ -155,10 +155,7 @@ class TritonBackend(KernelBackend):
                 for window in windows
             }
             for tokens, kernel in self._decode.items()
-            for ctas_per_sm in {
-                kernel.ctas_per_sm,
-                kernel.decode_ctas_per_sm or kernel.ctas_per_sm,
-            }
+            for ctas_per_sm in kernel.grids
         }
         rows, group = self._capacity.rows, shape.group
         queries = max(
@@ -195,8 +192,7 @@ class TritonBackend(KernelBackend):
         plan = TritonPlan(kernel, {}, {})
         prompts = meta.max_seqlen_q > tokens
         if meta.decode_rows or min(meta.q_lens, default=0) <= tokens:
-            ctas_per_sm = kernel.step_ctas_per_sm(meta.num_rows, prompts=prompts)
-            planners = self._planners[tokens, ctas_per_sm]
+            planners = self._planners[tokens, kernel.step_ctas_per_sm(meta.num_rows)]
             plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
         if prompts:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())

@@ -75,9 +75,7 @@ class PicturedDevice:
         if device.type == "cuda" and choice.backend == "flash2":
             kernel = decode_kernel(choice.decode, shape, 1)
             name, sms = torch.cuda.get_device_name(device), multiprocessors(device)
-            specs = {
-                ctas: decode_spec(kernel, shape, device, 0, 1, ctas) for ctas in _grids(kernel)
-            }
+            specs = {ctas: decode_spec(kernel, shape, device, 0, 1, ctas) for ctas in kernel.grids}
             costs = device_costs(name, kernel.name)
             return cls(name, True, sms, shape, kernel, choice.planner, costs, specs)
         return cls._of_h100(shape)
@@ -100,13 +98,13 @@ class PicturedDevice:
                 item_bytes=shape.kv_dtype.itemsize,
                 block=kernel.block_n,
             )
-            for ctas in _grids(kernel)
+            for ctas in kernel.grids
         }
         return cls(STANDARD, False, H100_SMS, shape, kernel, choice.planner, costs, specs)
 
     def picture(self, kv_lens: Sequence[int]) -> WavePicture:
         """Of a step that decodes rows with so many positions of KV, one token each."""
-        spec = self.specs[self.kernel.step_ctas_per_sm(len(kv_lens), prompts=False)]
+        spec = self.specs[self.kernel.step_ctas_per_sm(len(kv_lens))]
         cu_seqlens_q = np.arange(len(kv_lens) + 1, dtype=np.int32)
         cache_seqlens = np.array(kv_lens, dtype=np.int32)
 
@@ -127,11 +125,6 @@ class PicturedDevice:
             item_bytes=self.shape.kv_dtype.itemsize,
             programs=spec.programs,
         )
-
-
-def _grids(kernel: PlannedKernel) -> set[int]:
-    """The CTAs per SM that its steps may have."""
-    return {kernel.ctas_per_sm, kernel.decode_ctas_per_sm or kernel.ctas_per_sm}
 
 
 def _not_here(*arguments: object) -> None:

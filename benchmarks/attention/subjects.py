@@ -86,7 +86,7 @@ def decoding(
         packed = replace(shape, heads=shape.heads * tokens)
         name = dispatch(Machine.of(device), "flash2", packed, planner).decode
     kernel = decode_kernel(name, shape, tokens)
-    ctas_per_sm = kernel.step_ctas_per_sm(case.rows, prompts=max(case.q_lens) > MAX_DECODE)
+    ctas_per_sm = kernel.step_ctas_per_sm(case.rows)
     return kernel, decode_spec(kernel, shape, device, case.window, tokens, ctas_per_sm)
 
 
