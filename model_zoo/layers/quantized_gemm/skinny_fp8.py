@@ -24,6 +24,9 @@ from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, QuantizedRowsGemm, ScaleKind
 
+# Per thread, up to 32 rows: without spills, and so few that other kernels fit beside this one,
+# which else would not begin to load while they run.
+FEW_REGISTERS = 96
 # Largest number of rows -> (block_n, block_k, stages, x_stages): units of 32 KiB.
 RINGS = {
     8: ((32, 1024, 6, 3), (64, 512, 6, 3), (16, 2048, 5, 3)),
@@ -99,7 +102,7 @@ class SkinnyFp8Gemm(QuantizedRowsGemm, GatingGemm):
             units_in_flight(self.block_n * self.block_k, self.stages), inputs // GROUP,
             FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages,
             BY_BLOCK=self.kind == "block", GATE=gate or "", num_warps=4,
-            maxnreg=168 if height < MAX_ROWS else 216,
+            maxnreg=FEW_REGISTERS if height < MAX_ROWS else 216,
             **dependent_launch(codes.device),
         )  # fmt: skip
         return out

@@ -77,7 +77,7 @@ def _compute(
     N, k_blocks, split_units, scale_blocks, FOLD: gl.constexpr, BY_BLOCK: gl.constexpr,
     GATE: gl.constexpr,
 ):  # fmt: skip
-    """Four warps: wgmma over the units, and the epilogue of each tile."""
+    """Four warps: wgmma over the units of each tile, and its epilogue."""
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
     HEIGHT: gl.constexpr = weights.shape[1]
@@ -87,41 +87,43 @@ def _compute(
     BLOCK_N: gl.constexpr = HEIGHT // FOLD
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 32])
     begin, count = share(N, k_blocks, split_units, BLOCK_N)
-    acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
-    for i in range(count):
-        unit = begin + i
-        block = unit % k_blocks
-        stage = i % STAGES
-        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
-        if BY_BLOCK:  # the kernel that writes them has ended, as x is here
-            of_x, of_w = _block_scales(
-                X_SCALES, W_SCALES, x_rows, M, N, unit, k_blocks, scale_blocks, BLOCK_N, WIDTH,
-                FOLD, STEPS, GATE != "", layout,
-            )  # fmt: skip
-        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
-        w, x = weights.index(stage), rows.index(i % X_STAGES)
-        for k in gl.static_range(STEPS):
-            product = warpgroup_mma(
-                w.slice(k * COLUMNS, COLUMNS, 1), x.slice(k * COLUMNS, COLUMNS, 1).permute((1, 0)),
-                gl.zeros_like(acc), use_acc=False, is_async=True,
-            )  # fmt: skip
-            product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
-            if BY_BLOCK:
-                acc += product * of_w[k][:, None] * of_x[k][None, :]
-            else:
+    end = begin + count
+    nothing = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
+        first, last = tile * k_blocks, (tile + 1) * k_blocks
+        start = gl.maximum(first, begin)
+        stop = gl.minimum(last, end)
+        acc = gl.zeros_like(nothing)
+        for unit in range(start, stop):
+            i = unit - begin
+            stage = i % STAGES
+            mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
+            if BY_BLOCK:  # the kernel that writes them has ended, as x is here
+                of_x, of_w = _block_scales(
+                    X_SCALES, W_SCALES, x_rows, M, N, unit, k_blocks, scale_blocks, BLOCK_N, WIDTH,
+                    FOLD, STEPS, GATE != "", layout,
+                )  # fmt: skip
+            mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
+            w, x = weights.index(stage), rows.index(i % X_STAGES)
+            for k in gl.static_range(STEPS):
+                product = warpgroup_mma(
+                    w.slice(k * COLUMNS, COLUMNS, 1),
+                    x.slice(k * COLUMNS, COLUMNS, 1).permute((1, 0)),
+                    nothing, use_acc=False, is_async=True,
+                )  # fmt: skip
+                product = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
+                if BY_BLOCK:
+                    product *= of_w[k][:, None] * of_x[k][None, :]
                 acc += product
-        mbarrier.arrive(empty.index(stage), count=1)
-        if (block == k_blocks - 1) | (i == count - 1):
-            starts = i >= block  # whether the program has the tile's first unit
-            slot = 2 * gl.program_id(0) + starts.to(gl.int32)
-            sums = unfold(acc, FOLD)
-            if not BY_BLOCK:
-                sums = _row_scaled(sums, X_SCALES, W_SCALES, unit // k_blocks, M, N, GATE != "")
-            write_part(
-                sums, starts & (block == k_blocks - 1), unit // k_blocks, slot, PARTS, ARRIVED, OUT,
-                BIAS, M, N, k_blocks, split_units, None, None, 1, 0, GATE,
-            )  # fmt: skip
-            acc = gl.zeros_like(acc)
+            mbarrier.arrive(empty.index(stage), count=1)
+        slot = 2 * gl.program_id(0) + (start == first).to(gl.int32)
+        total = unfold(acc, FOLD)
+        if not BY_BLOCK:
+            total = _row_scaled(total, X_SCALES, W_SCALES, tile, M, N, GATE != "")
+        write_part(
+            total, (start == first) & (stop == last), tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N,
+            k_blocks, split_units, None, None, 1, 0, GATE,
+        )  # fmt: skip
 
 
 @gluon.jit(
