@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from model_zoo.layers.quantized_rows import QuantizedRows
@@ -25,6 +26,12 @@ class NormedRows:
 
     def __len__(self) -> int:
         return len(self.weighted)
+
+    @classmethod
+    def room_for(cls, total: Tensor, tiles: int, eps: float) -> NormedRows:
+        """Uninitialized, of a sum [T, K]."""
+        squares = torch.empty(tiles, len(total), dtype=torch.float32, device=total.device)
+        return cls(torch.empty_like(total), squares, eps)
 
 
 NormOutput = Tensor | QuantizedRows | NormedRows  # what a norm gives to its consumer

@@ -219,9 +219,7 @@ class SkinnyGemm(NormingGemm):
     ) -> NormedRows:
         """As NormingGemm.add_to."""
         assert residual.is_contiguous() and residual.dtype == weight.dtype
-        tiles = -(-len(weight) // self.block_n)
-        squares = torch.empty(tiles, len(x), dtype=torch.float32, device=weight.device)
-        normed = NormedRows(torch.empty_like(residual), squares, norm.eps)
+        normed = NormedRows.room_for(residual, -(-len(weight) // self.block_n), norm.eps)
         self._launch(x, weight, bias, residual, None, normed, norm)
         return normed
 
