@@ -9,6 +9,7 @@ images of Qwen3-VL, whose features replace embeddings alone.
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -24,6 +25,8 @@ from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormOutput
+from model_zoo.layers.quantized_rows import Consumer, QuantizedRows
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
@@ -60,11 +63,22 @@ class Layer(nn.Module):
             self.mlp = build_moe(config, index, linears)
         else:
             hidden, inner = config.hidden_size, config.intermediate_size
-            self.mlp = swiglu_mlp(f"{name}.mlp", hidden, inner, linears)
+            self.mlp = swiglu_mlp(f"{name}.mlp", hidden, inner, linears, after="norm")
+            mixer = self.attention or self.delta_net
+            assert mixer is not None
+            mixer.out.precedes(self.mlp_norm)
+
+    @property
+    def consumer(self) -> Consumer:
+        """Of this layer's first norm."""
+        if self.delta_net is not None:
+            return self.delta_net
+        assert self.attention is not None
+        return self.attention.qkv
 
     def forward(
         self,
-        x: Tensor,
+        x: NormOutput,
         residual: Tensor,
         inp: ModelInput,
         cos_sin: Tensor,
@@ -76,12 +90,12 @@ class Layer(nn.Module):
         None: it is added to the residual already.  logit_rows: as for Attention.add.
         """
         if self.delta_net is not None:
-            assert rows is not None
+            assert rows is not None and not isinstance(x, QuantizedRows)
             mixed = self.delta_net.add(x, residual, inp, rows, logit_rows)
         else:
             assert self.attention is not None
             mixed = self.attention.add(x, residual, inp, cos_sin, logit_rows)
-        x, residual = self.mlp_norm.add(*mixed)
+        x, residual = self.mlp_norm.add(*mixed, consumer=self.mlp)
         return self.mlp.add(x, residual)
 
 
@@ -94,7 +108,7 @@ def _attention(config: ModelConfig, index: int, linears: LinearFactory) -> Atten
     return Attention(
         config,
         config.attention_layers.index(index),
-        qkv=linears.heads(hidden, queries, kv, bias=config.qkv_bias),
+        qkv=linears.heads(hidden, queries, kv, bias=config.qkv_bias, after="norm"),
         out=linears.row(q_size, {f"{name}.o_proj": hidden}, bias=config.out_bias),
     )
 
@@ -106,17 +120,22 @@ class Qwen35(Model):
         super().__init__(config, linears, Layer, partial(RMSNorm, plus_one=True))
         assert config.rope is not None
         self.rope = Rope(config.rope, config.head_dim)
+        for layer, following in pairwise(self.layers):
+            if isinstance(layer.mlp, SwigluMLP):
+                layer.mlp.down.precedes(following.mixer_norm)
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]
+        consumers = [*(layer.consumer for layer in self.layers), None]
         x, residual, cos_sin = self._embed(inp, norms[0])
         nets = [layer.delta_net for layer in self.layers if layer.delta_net is not None]
         rows: DeltaNetRows | None = None
         if nets:
             rows = delta_net_rows(inp, token_by_token=nets[0].token_by_token)
-        for layer, norm in zip(self.layers, norms[1:], strict=True):
+        for layer, norm, consumer in zip(self.layers, norms[1:], consumers[1:], strict=True):
             logit_rows = inp.ends if layer is self.layers[-1] else None
-            x, residual = norm.add(*layer(x, residual, inp, cos_sin, rows, logit_rows))
+            added, residual = layer(x, residual, inp, cos_sin, rows, logit_rows)
+            x, residual = norm.add(added, residual, consumer=consumer)
         return x
 
     def _embed(self, inp: ModelInput, norm: RMSNorm) -> tuple[Tensor, Tensor, Tensor]:

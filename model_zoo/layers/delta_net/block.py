@@ -18,6 +18,7 @@ from model_zoo.layers.delta_net.inputs import (
 from model_zoo.layers.delta_net.tiles import PromptTiles
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
+from model_zoo.layers.normed_rows import NormedRows
 from model_zoo.parallel.shard import Part
 
 # Numbers: kernels read rows by vectors where addresses and strides are multiples of so many.
@@ -55,9 +56,16 @@ class DeltaNet(nn.Module):
         self.dt_bias = parameter(config.value_heads, dtype=torch.float32)
         self.norm = parameter(config.value_dim, dtype=linears.dtype)
 
+    def input_scales(self, rows: int) -> None:
+        """As Consumer.input_scales: its projections take 16 bits, for any number of rows."""
+
+    def takes_normed(self, rows: int) -> bool:
+        """As Consumer.takes_normed."""
+        return all(linear.takes_normed(rows) for linear in (self.qkvz, self.ba) if linear)
+
     def add(
         self,
-        x: Tensor,
+        x: Tensor | NormedRows,
         residual: Tensor,
         inp: ModelInput,
         rows: DeltaNetRows,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.config import ModelConfig
+from model_zoo.config import ModelConfig, read_config
+from model_zoo.layers.delta_net.block import DeltaNet
 from model_zoo.layers.gemm.check_fused import check_fused
 from model_zoo.layers.gemm.implementations import BUCKETS, SkinnyGemm
 from model_zoo.layers.linear import Linear
@@ -28,13 +29,18 @@ from model_zoo.parallel.shard import Shard
 from model_zoo.registry import build
 from tests.support.kernels.counting_gemm import CountingGemm
 from tests.support.models.paged_forward import PagedRow
+from tests.support.models.tiny_checkpoints import HYBRID_KINDS, write_checkpoint
 from tests.support.quantization.w8a8_models import config_of
 
 LENGTH = 7
 
 
 def model_of(kind: str, directory: Path, dtype: torch.dtype, device: str) -> tuple[Model, Any]:
-    config = config_of(kind, directory)
+    if kind in HYBRID_KINDS:
+        write_checkpoint(kind, directory)
+        config = read_config(directory)
+    else:
+        config = config_of(kind, directory)
     torch.manual_seed(7)
     model = build(config, dtype, torch.device(device)).eval()
     fill_randomly(model)
@@ -49,6 +55,11 @@ def layers_of(model: Model) -> list[Linear]:
     return [m for n, m in model.named_modules() if isinstance(m, Linear) and "layers." in n]
 
 
+def nets_of(model: Model) -> list[DeltaNet | None]:
+    """By layers."""
+    return [getattr(layer, "delta_net", None) for layer in model.layers]
+
+
 def logits(model: Model, config: ModelConfig, dtype: torch.dtype, device: str) -> Tensor:
     torch.manual_seed(1)
     tokens = torch.randint(config.vocab_size, (LENGTH,)).to(device)
@@ -56,9 +67,10 @@ def logits(model: Model, config: ModelConfig, dtype: torch.dtype, device: str) -
     return row.feed_in_steps(tokens, [LENGTH - 3, LENGTH - 2])  # a prompt, one token, then two
 
 
-def test_gemms_of_a_layer_add_to_the_residual_and_compute_the_norms(tmp_path: Path):
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3.5-text"])
+def test_gemms_of_a_layer_add_to_the_residual_and_compute_the_norms(kind: str, tmp_path: Path):
     """All but the norm of the embeddings and the last one."""
-    model, config = model_of("qwen3", tmp_path, torch.float32, "cpu")
+    model, config = model_of(kind, tmp_path, torch.float32, "cpu")
     expected = logits(model, config, torch.float32, "cpu")
     gemm = CountingGemm()
     for layer in layers_of(model):
@@ -68,10 +80,11 @@ def test_gemms_of_a_layer_add_to_the_residual_and_compute_the_norms(tmp_path: Pa
     layers, steps = len(model.layers), 3
     assert gemm.done.count("add") == (2 * layers - 1) * steps
     of_norms = [what for what in gemm.done if what.startswith("norm")]
-    assert len(of_norms) == (2 * layers - 1) * steps
+    second = sum(bool(net and net.ba) for net in nets_of(model)[1:])  # that read a norm, too
+    assert len(of_norms) == (2 * layers - 1 + second) * steps
 
 
-@pytest.mark.parametrize("kind", ["qwen2-moe", "gemma2", "gpt2"])
+@pytest.mark.parametrize("kind", ["qwen2-moe", "qwen3.5-moe-text", "gemma2", "gpt2"])
 def test_other_norms_have_a_kernel_of_their_own(kind: str, tmp_path: Path):
     """Of which a router reads the output, or which are around the sum, or LayerNorms."""
     if kind == "gpt2":
@@ -167,8 +180,11 @@ def counted(method: Callable[..., Tensor], done: list[str]) -> Callable[..., Ten
 
 
 @pytest.mark.gpu
-def test_logits_on_a_gpu_differ_by_roundings_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    model, config = model_of("qwen3", tmp_path, torch.bfloat16, "cuda")
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3.5-text"])
+def test_logits_on_a_gpu_differ_by_roundings_alone(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    model, config = model_of(kind, tmp_path, torch.bfloat16, "cuda")
     gemm = SkinnyGemm(64, 128, 3, 7)
     for layer in layers_of(model):
         layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
@@ -181,5 +197,7 @@ def test_logits_on_a_gpu_differ_by_roundings_alone(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(SkinnyGemm, what, counted(getattr(SkinnyGemm, what), done))
     found = logits(model, config, torch.bfloat16, "cuda")
     layers = len(model.layers)
-    assert done.count("add_to") == done.count("norm") == 3 * (2 * layers - 1)
+    second = sum(bool(net and net.ba) for net in nets_of(model)[1:])
+    assert done.count("add_to") == 3 * (2 * layers - 1)
+    assert done.count("norm") == 3 * (2 * layers - 1 + second)
     assert (found - expected).norm() <= 0.02 * expected.norm()
