@@ -122,9 +122,11 @@ def run_candidates(model: nn.Module) -> None:
 
 
 def gate_of(gemm_key: GemmKey, layers: Sequence[Linear]) -> Gate | None:
-    """What layers compute after the product; None: nothing, not all of them, or the GEMM does."""
+    """What is to be timed with the product: the layers' gate; None: they have none, or others, the
+    GEMM always computes it, or none does, as of int8, where the gate's kernel writes codes."""
     gates = {layer.gate if isinstance(layer, SwigluLinear) else None for layer in layers}
-    return None if gemm_key.swiglu or len(gates) > 1 else gates.pop()
+    integers = gemm_key.scheme is not None and gemm_key.scheme.multiplies_integers
+    return None if gemm_key.swiglu or integers or len(gates) > 1 else gates.pop()
 
 
 def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl]:

@@ -38,6 +38,7 @@ from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, GemmImpl,
 from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm, UnfusedSwiglu
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.swiglu_linear import SwigluLinear
+from model_zoo.quantization.weight_scheme import WeightScheme
 
 WAYS: list[GemmImpl] = [CublasGemm(), SkinnyGemm(64, 128, 4, 132), SplitK(32, 128, 2)]
 
@@ -103,6 +104,12 @@ def test_gemms_of_gated_layers_are_timed_with_their_activation():
     assert (
         gate_of(few, [layer()]) is gate_of(few, [gated, layer()]) is gate_of(many, [gated]) is None
     )
+    int8 = WeightScheme(
+        kind="int8", row_group=1, column_group=8, scale_dtype=torch.float32, activation_bits=8
+    )
+    weights = replace(int8, activation_bits=16)
+    assert gate_of(replace(few, scheme=int8), [gated]) is None
+    assert gate_of(replace(few, scheme=weights), [gated]) == "silu"
     asked: list[object] = []
 
     def times(*arguments: object) -> list[float]:
