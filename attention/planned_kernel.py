@@ -16,10 +16,11 @@ from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 
 # Steps of so many rows run two CTAs of the Hopper decode kernel per SM: one computes while the
-# other waits for the end of its work tile, or of a chain of conversions and products.  With float8
-# pages, steps of an 8B model with 128 and 256 rows take 18 to 22 % less on an H200, 6 to 10 % less
-# with a prompt beside them (H100: 4 to 6, 2 to 5 %); with 16 bits 0 to 1 and 2.5 to 3 % (1 to 2, 1
-# to 3 %).  Fewer rows gain or lose up to 2 %; with one KV head, few rows lose up to 13 %.
+# other waits for the end of its work tile, or of a chain of conversions and products.  A step with
+# prompts has room for more rows than that.  With float8 pages, steps of an 8B model with 128 and
+# 256 rows take 18 to 22 % less on an H200 (H100: 4 to 6 %), 6 to 10 % less with a prompt beside
+# them (2 to 5 %), and with 16 bits 2.5 to 3 % less with a prompt (1 to 3 %).  Fewer than 8 rows
+# gain or lose up to 3 %; with one KV head, few rows lose up to 13 %.
 TWO_CTAS_ROWS = 8
 TWO_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an SM
 # CTAs per SM of the plain decode kernel with few KV heads.  On an H100, with one KV head and rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LARGE_TILE = 32 * 128  # elements of a tile of queries; a larger one has smaller blocks
-RING_BYTES = 64 << 10  # of float8 K and V in flight per SM, enough to saturate the bandwidth
+RING_BYTES = 64 << 10  # of float8 K and V in flight per CTA, enough to saturate the bandwidth
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import GemmImpl, NormingGemm
-from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.normed_rows import NormedRows, NormOutput
+from model_zoo.layers.normed_rows import Norm, NormedRows, NormOutput
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_rows import (
+    Consumer,
     Producer,
     QuantizedRows,
     QuantizedRowsGemm,
@@ -202,7 +202,8 @@ class Linear(nn.Module):
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
-        self._next_norm: tuple[RMSNorm, ...] = ()  # in a tuple, it is no submodule of this one
+        # In a tuple they are no submodules of this one.
+        self._next: tuple[tuple[Norm, Consumer], ...] = ()
         self.may_norm = True  # False: GEMMs of few rows leave the norms to a kernel of their own
 
     @property
@@ -269,9 +270,11 @@ class Linear(nn.Module):
         is added and rounded again.  NormedRows: a GEMM of few rows added it as the norm would have.
         """
         gemm = self.norming_gemm(len(x))
-        if gemm is not None and self._next_norm and isinstance(x, Tensor):
-            [norm] = self._next_norm
-            return gemm.add_to(residual, x, self.operand, self.bias, norm), residual
+        if gemm is not None and self._next and isinstance(x, Tensor):
+            [(norm, consumer)] = self._next
+            if consumer.takes_normed(len(x)):
+                total = gemm.add_to(residual, x.contiguous(), self.operand, self.bias, norm)
+                return total, residual
         adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
@@ -283,9 +286,17 @@ class Linear(nn.Module):
             return None, residual.addmm_(x, self.weight.t())
         return self.for_norm(x), residual
 
-    def precedes(self, norm: RMSNorm) -> None:
-        """The norm adds this layer's output to the residual, and nothing else."""
-        self._next_norm = (norm,)
+    def precedes(self, norm: Norm, consumer: Consumer) -> None:
+        """The norm adds this layer's output to the residual, and gives its own to the consumer.
+
+        Where something else is added before the norm, it is given no NormedRows.
+        """
+        self._next = ((norm, consumer),)
+
+    @property
+    def adds_to_residual(self) -> bool:
+        """Whether `precedes` has been called."""
+        return bool(self._next)
 
     def norming_gemm(self, rows: int) -> NormingGemm | None:
         """What multiplies so many rows and can do the work of the norms before and after it.

@@ -53,6 +53,7 @@ class RMSNorm(nn.Module):
         if isinstance(x, NormedRows):
             assert post is None
             if consumer is not None and consumer.takes_normed(len(residual)):
+                assert x.norm is self, "a GEMM has prepared another norm"
                 return x, residual
             x = None
         is_partial = isinstance(x, PartialSum)

@@ -9,29 +9,38 @@ when all of it is there, and the second GEMM multiplies its own output by it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from model_zoo.layers.quantized_rows import QuantizedRows
 
 
+class Norm(Protocol):
+    """An RMSNorm."""
+
+    weight: nn.Parameter
+    eps: float
+    plus_one: bool
+
+
 @dataclass(frozen=True, slots=True)
 class NormedRows:
-    """rms_norm(sum) * weight [T, K] = weighted / sqrt(squares.sum(0) / K + eps), by rows."""
+    """rms_norm(sum) * weight [T, K] = weighted / sqrt(squares.sum(0) / K + norm.eps), by rows."""
 
     weighted: Tensor  # [T, K]: the sum times the norm's weight
     squares: Tensor  # float32 [tiles, T], whose columns add up to the squares of the sum's rows
-    eps: float
+    norm: Norm
 
     def __len__(self) -> int:
         return len(self.weighted)
 
     @classmethod
-    def room_for(cls, total: Tensor, tiles: int, eps: float) -> NormedRows:
+    def room_for(cls, total: Tensor, tiles: int, norm: Norm) -> NormedRows:
         """Uninitialized, of a sum [T, K]."""
         squares = torch.empty(tiles, len(total), dtype=torch.float32, device=total.device)
-        return cls(torch.empty_like(total), squares, eps)
+        return cls(torch.empty_like(total), squares, norm)
 
 
 NormOutput = Tensor | QuantizedRows | NormedRows  # what a norm gives to its consumer

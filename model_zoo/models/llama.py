@@ -48,7 +48,7 @@ class Layer(nn.Module):
         else:
             mlp, inner = f"model.layers.{index}.mlp", config.intermediate_size
             self.mlp = swiglu_mlp(mlp, hidden, inner, linears, bias=config.mlp_bias, after="norm")
-            self.attention.out.precedes(self.mlp_norm)
+        self.attention.out.precedes(self.mlp_norm, self.mlp)
 
     def forward(
         self,
@@ -74,7 +74,7 @@ class Llama(Model):
         self.rope = Rope(config.rope, config.head_dim)
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
-                layer.mlp.down.precedes(following.attention_norm)
+                layer.mlp.down.precedes(following.attention_norm, following.attention.qkv)
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]

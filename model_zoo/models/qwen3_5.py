@@ -64,9 +64,9 @@ class Layer(nn.Module):
         else:
             hidden, inner = config.hidden_size, config.intermediate_size
             self.mlp = swiglu_mlp(f"{name}.mlp", hidden, inner, linears, after="norm")
-            mixer = self.attention or self.delta_net
-            assert mixer is not None
-            mixer.out.precedes(self.mlp_norm)
+        mixer = self.attention or self.delta_net
+        assert mixer is not None
+        mixer.out.precedes(self.mlp_norm, self.mlp)
 
     @property
     def consumer(self) -> Consumer:
@@ -122,7 +122,7 @@ class Qwen35(Model):
         self.rope = Rope(config.rope, config.head_dim)
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
-                layer.mlp.down.precedes(following.mixer_norm)
+                layer.mlp.down.precedes(following.mixer_norm, following.consumer)
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]

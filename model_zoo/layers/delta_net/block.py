@@ -57,7 +57,7 @@ class DeltaNet(nn.Module):
         self.norm = parameter(config.value_dim, dtype=linears.dtype)
 
     def input_scales(self, rows: int) -> None:
-        """As Consumer.input_scales: its projections take 16 bits, for any number of rows."""
+        """As Consumer.input_scales: its two projections have no common form but 16 bits."""
 
     def takes_normed(self, rows: int) -> bool:
         """As Consumer.takes_normed."""

@@ -77,9 +77,10 @@ def _fused_norm_error(layers: Sequence[Linear], rows: int) -> float:
 
     gated = [layer for layer in layers if isinstance(layer, SwigluLinear)]
     others = [layer for layer in layers if not isinstance(layer, SwigluLinear)]
+    adding = [layer for layer in layers if layer.adds_to_residual]
     try:
         found = [_norm_error(kind[0], rows) for kind in (gated, others) if kind]
-        return max(*found, _sum_error(layers[0], rows))
+        return max(found + [_sum_error(layer, rows) for layer in adding[:1]])
     except OutOfResources:
         return math.inf
 
@@ -89,28 +90,29 @@ def _sum_error(layer: Linear, rows: int) -> float:
     gemm = layer.norming_gemm(rows)
     assert gemm is not None
     x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-    residual = torch.randn(rows, layer.outputs, dtype=layer.dtype, device=layer.device)
     # Not of the layer, which may add up the products of all ranks.
-    expected = residual + gemm.run(x, layer.operand, layer.bias)
-    norm = RMSNorm(layer.outputs, EPS, layer.dtype).to(layer.device)
-    norm.weight.uniform_(0.5, 1.5)
+    product = gemm.run(x, layer.operand, layer.bias)
+    residual = torch.randn_like(product) * product.std()
+    expected = residual + product
+    norm = RMSNorm(layer.outputs, EPS, layer.dtype, plus_one=True).to(layer.device)
+    norm.weight.uniform_(-0.5, 0.5)
     normed = gemm.add_to(residual, x, layer.operand, layer.bias, norm)
     of_squares = _error(normed.squares.sum(0), expected.float().square().sum(1))
-    of_weighted = _error(normed.weighted, expected * norm.weight)
+    of_weighted = _error(normed.weighted, expected * (norm.weight + 1))
     return max(_error(residual, expected), of_squares, of_weighted)
 
 
 def _norm_error(layer: Linear, rows: int) -> float:
-    """Of the product of a norm, and of its gate."""
+    """Of the product of a norm of rows of different sizes, and of its gate."""
     gemm = layer.norming_gemm(rows)
-    if gemm is None:
-        return 0.0
-    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device)
-    squares = x.float().square()
-    tiles = torch.stack([part.sum(1) for part in squares.tensor_split(TILES, 1)])
-    factors = torch.rsqrt(squares.sum(1) / layer.inputs + EPS)[:, None]
-    normed = (x.float() * factors).to(x.dtype)
-    deferred = NormedRows(x, tiles, EPS)
+    assert gemm is not None
+    sizes = torch.logspace(1, 4, rows, base=2, dtype=layer.dtype, device=layer.device)
+    x = torch.randn(rows, layer.inputs, dtype=layer.dtype, device=layer.device) * sizes[:, None]
+    squares = x.float().square().sum(1)
+    shares = torch.rand(TILES, 1, device=layer.device)
+    normed = (x.float() * torch.rsqrt(squares / layer.inputs + EPS)[:, None]).to(x.dtype)
+    norm = RMSNorm(layer.inputs, EPS, layer.dtype).to(layer.device)  # x is a sum times its weight
+    deferred = NormedRows(x, squares * (shares / shares.sum()), norm)
     if isinstance(layer, SwigluLinear):
         found, expected = layer.swiglu(deferred), layer.swiglu(normed)
         assert isinstance(found, Tensor) and isinstance(expected, Tensor)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.normed_rows import Norm, NormedRows
 
 PARTS_BYTES = 32 << 20
 SHARED_BYTES = 227 * 1024 - 2048  # of rings on Hopper; the rest for barriers and the epilogue
@@ -108,7 +107,7 @@ class NormingGemm(GatingGemm):
 
     @abstractmethod
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None, norm: RMSNorm
+        self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None, norm: Norm
     ) -> NormedRows:
         """residual [M, N], contiguous, += x W^T + bias, rounded as PyTorch's operations are.
 
@@ -215,12 +214,12 @@ class SkinnyGemm(NormingGemm):
         return out
 
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: RMSNorm
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
     ) -> NormedRows:
         """As NormingGemm.add_to."""
         assert residual.is_contiguous() and residual.dtype == weight.dtype
-        normed = NormedRows.room_for(residual, -(-len(weight) // self.block_n), norm.eps)
-        self._launch(x, weight, bias, residual, None, normed, norm)
+        normed = NormedRows.room_for(residual, -(-len(weight) // self.block_n), norm)
+        self._launch(x, weight, bias, residual, None, normed)
         return normed
 
     def _launch(
@@ -230,16 +229,14 @@ class SkinnyGemm(NormingGemm):
         bias: Tensor | None,
         out: Tensor,
         gate: Gate | None,
-        normed: NormedRows | None = None,
-        norm: RMSNorm | None = None,
+        total: NormedRows | None = None,
     ) -> None:
-        """normed: None, or out is the residual, and this is to be the norm of the sum"""
+        """total: None, or out is the residual, and this is to be the norm of the sum"""
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.gemm.hopper.skinny_gemm import _skinny_gemm
 
         plain, squares = (x, None) if isinstance(x, Tensor) else (x.weighted, x.squares)
-        adds = normed is not None and norm is not None
         (rows, inputs), outputs = plain.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and plain.stride(1) == 1
         parts, arrived = workspace(plain.device)
@@ -249,11 +246,12 @@ class SkinnyGemm(NormingGemm):
         unit_bytes = self.block_n * self.block_k * weight.element_size()
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight, [self.block_n // halves, columns]), tma_desc(plain, [height, columns]),
-            parts, arrived, out, bias, normed.weighted if adds else out,
-            normed.squares if adds else parts, parts if squares is None else squares,
-            norm.weight if adds else out, int(adds), 0 if squares is None else len(squares),
-            int(adds and norm.plus_one), 0.0 if isinstance(x, Tensor) else x.eps, rows, outputs,
-            inputs, k_blocks, self.split_units, units_in_flight(unit_bytes, self.stages),
+            parts, arrived, out, bias, out if total is None else total.weighted,
+            parts if total is None else total.squares, parts if squares is None else squares,
+            out if total is None else total.norm.weight, int(total is not None),
+            0 if squares is None else len(squares), int(total is not None and total.norm.plus_one),
+            0.0 if isinstance(x, Tensor) else x.norm.eps, rows, outputs, inputs, k_blocks,
+            self.split_units, units_in_flight(unit_bytes, self.stages),
             FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages, GATE=gate or "",
             num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height),

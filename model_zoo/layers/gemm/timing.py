@@ -1,7 +1,8 @@
 """GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel.
 
 That kernel computes x, and quantizes it for a GEMM that takes it so.  Of a gated layer another one
-follows, unless the GEMM computes the activation.  All are timed together.
+follows, unless the GEMM computes the activation.  All are timed together.  So is a NormingGemm,
+although a layer may then run it without that kernel: its lead is larger than what is measured.
 """
 
 from __future__ import annotations

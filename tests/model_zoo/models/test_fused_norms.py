@@ -129,8 +129,16 @@ class Wrong(CountingGemm):
             return replace(normed, **{self.what: 1.2 * getattr(normed, self.what)})
         return normed
 
-    def multiply(self, x: Any, *args: Any) -> Tensor:
-        y = super().multiply(x, *args)
+    def multiply(self, x: Any, weight: Tensor, bias: Tensor | None, gate: Any) -> Tensor:
+        if isinstance(x, NormedRows):
+            mean = x.squares.sum(0) / x.weighted.shape[1]
+            if self.what == "no factor":
+                x = x.weighted
+            elif self.what == "one factor":
+                x = x.weighted * mean[0].rsqrt()
+            elif self.what == "bias before the factor":
+                bias = None if bias is None else bias * mean.rsqrt()[:, None]
+        y = super().multiply(x, weight, bias, gate)
         return y * math.nan if self.what == "norm" and isinstance(x, NormedRows) else y
 
 
@@ -158,17 +166,51 @@ def test_a_start_checks_the_gate_of_a_norm():
     assert layer.may_norm and "norm and gate" in gemm.done
 
 
-@pytest.mark.parametrize("what", ["", "sum", "squares", "weighted", "norm"])
+WRONG = ["sum", "squares", "weighted", "norm", "no factor", "one factor", "bias before the factor"]
+
+
+@pytest.mark.parametrize("what", ["", *WRONG])
 def test_a_start_leaves_norms_that_are_wrong_to_another_kernel(
     what: str, caplog: pytest.LogCaptureFixture
 ):
-    layers = [Linear(16, 48, bias=False, dtype=torch.float32) for _ in range(2)]
+    layers = [Linear(48, 48, bias=True, dtype=torch.float32) for _ in range(2)]
     for layer in layers:
-        layer.weight.normal_(generator=torch.Generator().manual_seed(0))
+        layer.weight.normal_(0, 0.02, generator=torch.Generator().manual_seed(0))
+        assert layer.bias is not None
+        layer.bias.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
         layer.use_gemms({8: Wrong(what)})
-    check_fused("48 x 16", 8, layers)
+        layer.precedes(RMSNorm(48, 1e-6, torch.float32), layer)
+    check_fused("48 x 48", 8, layers)
     assert [layer.may_norm for layer in layers] == [not what] * 2
     assert ("the GEMM's own norms are not used" in caplog.text) == bool(what)
+
+
+@pytest.mark.parametrize("without", ["qkv", "out", "gate_up", "down"])
+def test_a_gemm_adds_where_the_next_one_takes_what_it_leaves_of_the_norm(
+    without: str, tmp_path: Path
+):
+    model, config = model_of("qwen3", tmp_path, torch.float32, "cpu")
+    expected = logits(model, config, torch.float32, "cpu")
+    gemm = CountingGemm()
+    for name, layer in model.named_modules():
+        if isinstance(layer, Linear) and "layers." in name and not name.endswith(without):
+            layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    found = logits(model, config, torch.float32, "cpu")
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    layers, steps = len(model.layers), 3
+    expected_adds = layers if without in ("qkv", "down") else layers - 1
+    assert gemm.done.count("add") == expected_adds * steps
+    assert sum(what.startswith("norm") for what in gemm.done) == expected_adds * steps
+
+
+def test_a_norm_refuses_what_a_gemm_has_prepared_for_another():
+    norm, other = (RMSNorm(16, 1e-6, torch.float32) for _ in range(2))
+    residual = torch.zeros(2, 16)
+    prepared = NormedRows.room_for(residual, 1, other)
+    consumer = Linear(16, 16, bias=False, dtype=torch.float32)
+    consumer.use_gemms({8: CountingGemm()})
+    with pytest.raises(AssertionError, match="another norm"):
+        norm.add(prepared, residual, consumer=consumer)
 
 
 def counted(method: Callable[..., Tensor], done: list[str]) -> Callable[..., Tensor]:

@@ -29,7 +29,7 @@ from tests.support.quantization.w8a8_models import (
 LENGTH = 6  # few: the interpreter takes long for each
 DENSE = {"qkv", "gate_up", "down"}
 # A router needs the norm before it in 16 bits; after it the shared expert's `down` is fused.
-FUSED = {"qwen3": DENSE, "gemma2": DENSE, "qwen2-moe": {"qkv", "down"}}
+FUSED = {"qwen3": DENSE, "gemma2": DENSE, "qwen3.5-text": DENSE, "qwen2-moe": {"qkv", "down"}}
 
 
 @pytest.fixture(autouse=True)

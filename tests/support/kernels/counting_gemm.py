@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.implementations import Gate, NormingGemm
-from model_zoo.layers.norm import RMSNorm
-from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.normed_rows import Norm, NormedRows
 
 
 @dataclass
@@ -30,7 +29,7 @@ class CountingGemm(NormingGemm):
         if isinstance(x, NormedRows):
             self.done.append("norm" if gate is None else "norm and gate")
             mean = x.squares.sum(0)[:, None] / x.weighted.shape[1]
-            x = x.weighted * torch.rsqrt(mean + x.eps)
+            x = x.weighted * torch.rsqrt(mean + x.norm.eps)
         y = F.linear(x, weight, bias)
         if gate is None:
             return y
@@ -38,9 +37,9 @@ class CountingGemm(NormingGemm):
         return (F.gelu(gates, approximate="tanh") if gate == "gelu" else F.silu(gates)) * ups
 
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: RMSNorm
+        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
     ) -> NormedRows:
         self.done.append("add")
         residual += self.multiply(x, weight, bias, None)
         squares = torch.stack([part.sum(1) for part in residual.square().tensor_split(3, 1)])
-        return NormedRows(residual * (norm.weight + norm.plus_one), squares, norm.eps)
+        return NormedRows(residual * (norm.weight + norm.plus_one), squares, norm)

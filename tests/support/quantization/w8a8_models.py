@@ -47,6 +47,9 @@ def config_of(kind: str, directory: Path) -> ModelConfig:
     write_checkpoint(kind, directory)
     config = read_config(directory)
     config = replace(config, **SIZES, **HEADS, windows=config.windows[: SIZES["num_layers"]])
+    if config.delta_net is not None:
+        heads = {"key_heads": 8, "value_heads": 16}
+        config = replace(config, delta_net=replace(config.delta_net, layers=(0,), **heads))
     if config.moe is None:
         return config
     router = replace(config.moe.router, num_experts=2, top_k=1)

@@ -59,7 +59,7 @@ def add_residual(y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, t
 def inverse_rms(SQUARES, tiles, M, K, eps, layout: gl.constexpr, BLOCK_M: gl.constexpr):
     """SQUARES [tiles, M] -> [BLOCK_M] float32; all 1 if there are no tiles.
 
-    The tiles' sums are added in one order, whatever M is.
+    The tiles' sums are added in one order for a BLOCK_M.
     """
     factor = gl.full([BLOCK_M], 1.0, gl.float32, layout)
     if tiles != 0:

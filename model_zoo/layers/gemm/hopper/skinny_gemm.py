@@ -71,15 +71,15 @@ def _compute(
     of_tile: gl.constexpr = unfold(acc, FOLD).type.layout
     if DEPENDENT:
         gdc_wait()
-    normed = inverse_rms(X_SQUARES, tiles, M, K, eps, gl.SliceLayout(0, of_tile), BLOCK_M)
+    factors = inverse_rms(X_SQUARES, tiles, M, K, eps, gl.SliceLayout(0, of_tile), BLOCK_M)
     for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
         first, last = tile * k_blocks, (tile + 1) * k_blocks
         start = gl.maximum(first, begin)
         stop = gl.minimum(last, end)
-        sums = None
+        residual_sum = None
         if GATE == "":
             residual, weight = load_residual(OUT, NORM, tile, adds, M, N, BLOCK_N, BLOCK_M)
-            sums = (residual, weight, plus_one, WEIGHTED, SQUARES, adds)
+            residual_sum = (residual, weight, plus_one, WEIGHTED, SQUARES, adds)
         for unit in range(start, stop):
             i = unit - begin
             stage = i % STAGES
@@ -94,7 +94,7 @@ def _compute(
         slot = 2 * gl.program_id(0) + (start == first).to(gl.int32)
         write_part(
             unfold(acc, FOLD), (start == first) & (stop == last), tile, slot, PARTS, ARRIVED, OUT,
-            BIAS, M, N, k_blocks, split_units, normed, sums, 1, 0, GATE,
+            BIAS, M, N, k_blocks, split_units, factors, residual_sum, 1, 0, GATE,
         )  # fmt: skip
 
 

@@ -147,29 +147,29 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _write(acc, OUT, BIAS, tile, M, N, normed, sums, GATE: gl.constexpr):
-    """y of a tile of acc's rows.  normed, sums: as of write_part."""
+def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr):
+    """y of a tile of acc's rows.  factors, residual_sum: as of write_part."""
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     rows: gl.constexpr = HEIGHT if GATE == "" else HEIGHT // 2
     n = tile_row(
         tile, gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout)), N, HEIGHT, GATE != ""
     )
-    if normed is not None:
-        acc *= normed[None, :]
+    if factors is not None:
+        acc *= factors[None, :]
     if BIAS is not None:
         acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
     if GATE != "":
         y, outputs = gate_mul(acc, GATE).to(OUT.dtype.element_ty), N // 2
     else:
         y, outputs = acc.to(OUT.dtype.element_ty), N
-        if sums is not None:
+        if residual_sum is not None:
             y = gl.convert_layout(y, output_layout(HEIGHT, BLOCK_M))
     n = tile * rows + gl.arange(0, rows, gl.SliceLayout(1, y.type.layout))
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, y.type.layout))
     at, inside = m[None, :] * outputs + n[:, None], (n < outputs)[:, None] & (m < M)[None, :]
-    if sums is not None:
-        residual, weight, plus_one, WEIGHTED, SQUARES, adds = sums
+    if residual_sum is not None:
+        residual, weight, plus_one, WEIGHTED, SQUARES, adds = residual_sum
         if adds != 0:
             y = add_residual(
                 y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M
@@ -179,17 +179,17 @@ def _write(acc, OUT, BIAS, tile, M, N, normed, sums, GATE: gl.constexpr):
 
 @gluon.jit
 def write_part(
-    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, normed, sums,
-    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
+    acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, factors,
+    residual_sum, GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
-    acc     the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
-            rows
-    normed  factors [BLOCK_M] of x's rows, or None
-    sums    (residual, weight, plus_one, WEIGHTED, SQUARES, adds) as of add_residual: y is added
-            to the residual unless `adds` is 0; or None
-    GATE    as of gate_mul: y [M, N / 2]; "": y [M, N]
+    acc      the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
+             rows
+    factors  of x's rows [BLOCK_M], or None
+    residual_sum  (residual, weight, plus_one, WEIGHTED, SQUARES, adds) as of add_residual: y is
+             added to the residual unless `adds` is 0; or None
+    GATE     as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_N: gl.constexpr = GROUPS * HEIGHT
@@ -197,7 +197,7 @@ def write_part(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
     own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, own, M, N, normed, sums, GATE)
+        _write(acc, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
@@ -222,5 +222,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, own, M, N, normed, sums, GATE)
+            _write(total, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
             gl.store(ARRIVED + own, 0)  # for the next GEMM

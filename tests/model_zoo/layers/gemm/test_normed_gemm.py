@@ -38,7 +38,7 @@ def numbers(device: str, *shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, device=device).to(BF16)
 
 
-def norm_of(size: int, device: str, *, plus_one: bool) -> RMSNorm:
+def norm_of(size: int, device: str, *, plus_one: bool = False) -> RMSNorm:
     norm = RMSNorm(size, EPS, BF16, plus_one=plus_one).to(device)
     norm.weight.copy_(numbers(device, size))
     return norm
@@ -54,7 +54,7 @@ def check_add(
         product = gemm.run(x, weight, bias)
         expected = residual + product
         normed = gemm.add_to(residual, x, weight, bias, norm)
-        assert torch.equal(residual, expected) and normed.eps == EPS
+        assert torch.equal(residual, expected) and normed.norm is norm
         of_weight = residual.float() * (norm.weight.float() + plus_one)
         assert torch.equal(normed.weighted, of_weight.to(BF16))
         sums = residual.double().square().sum(1)
@@ -62,25 +62,29 @@ def check_add(
     assert int(workspace(x.device)[1].sum()) == 0
 
 
-def check_norm(gemm: SkinnyGemm, rows: int, outputs: int, inputs: int, device: str) -> None:
+def check_norm(
+    gemm: SkinnyGemm, rows: int, outputs: int, inputs: int, device: str, tiles: int = 37
+) -> None:
     """That the product is that of the exact norm, up to one rounding of x and one of y."""
-    residual, weight = numbers(device, rows, inputs) * 3, numbers(device, outputs, inputs)
+    sizes = torch.logspace(0, 4, rows, base=2, dtype=BF16, device=device)[:, None]
+    residual, weight = numbers(device, rows, inputs) * sizes, numbers(device, outputs, inputs)
+    weight /= inputs**0.5
     norm_weight = numbers(device, inputs)
     squares = residual.float().square()
-    tiles = torch.stack([part.sum(1) for part in squares.tensor_split(37, 1)])
+    sums = torch.stack([part.sum(1) for part in squares.tensor_split(tiles, 1)])
     factors = torch.rsqrt(residual.double().square().mean(1) + EPS)[:, None]
-    normed = NormedRows(residual * norm_weight, tiles, EPS)
+    normed = NormedRows(residual * norm_weight, sums, norm_of(inputs, device))
     exact = normed.weighted.double() * factors @ weight.double().T
     bias = numbers(device, outputs)
     for added in (None, bias):
         y = gemm.multiply(normed, weight, added, None)
-        sums = exact if added is None else exact + added.double()
-        limit = 2 * (sums.to(BF16).double() - sums).norm() + 1e-5 * sums.norm()
-        assert (y.double() - sums).norm() <= limit
+        total = exact if added is None else exact + added.double()
+        limit = 2 * (total.to(BF16).double() - total).norm() + 1e-5 * total.norm()
+        assert (y.double() - total).norm() <= limit
     if gemm.gates(rows, weight) and outputs % 2 == 0:
-        gates, ups = exact.chunk(2, -1)
+        gates, ups = (exact + bias.double()).chunk(2, -1)
         exact = F.silu(gates) * ups
-        y = gemm.multiply(normed, weight, None, "silu")
+        y = gemm.multiply(normed, weight, bias, "silu")
         limit = 2 * (exact.to(BF16).double() - exact).norm() + 1e-4 * exact.norm()
         assert (y.double() - exact).norm() <= limit
 
@@ -103,6 +107,14 @@ def test_a_product_is_that_of_the_norm_of_the_residual(gemm: SkinnyGemm, rows: i
 def test_columns_past_the_end_count_for_nothing():
     check_norm(SkinnyGemm(64, 128, 2, 5, 1, 2), 3, 64, 200, "cpu")
     check_norm(SkinnyGemm(32, 256, 2, 3, 1, 2), 3, 64, 520, "cpu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(("rows", "tiles"), [(13, 1), (33, 300), (64, 70)])
+def test_more_rows_and_more_tiles_of_squares_than_are_loaded_at_once(rows: int, tiles: int):
+    gemm = SkinnyGemm(64, 128, 2, 3, 1, 1)
+    check_norm(gemm, rows, 150, 600, "cpu", tiles)
+    check_add(gemm, rows, 151, 200, "cpu")
 
 
 @pytest.mark.usefixtures("on_cpu")
