@@ -152,21 +152,19 @@ def test_the_hopper_decode_kernel_is_taken_for_what_it_serves(machine, changes, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "prompts", "programs"),
+    ("changes", "rows", "programs"),
     [
-        ({}, 8, False, 264),
-        ({}, 7, False, 132),
-        ({}, 7, True, 132),
-        ({}, 8, True, 232),  # prompts begin on one SM in eight
-        ({"heads": 8, "kv_heads": 1}, 256, True, 132),
-        ({"head_dim": 256}, 256, False, 132),  # one takes most of an SM's registers
-        ({"kv_dtype": FP8}, 256, False, 264),
+        ({}, 8, 2),
+        ({}, 7, 1),
+        ({"heads": 8, "kv_heads": 1}, 256, 1),
+        ({"head_dim": 256}, 256, 1),  # one takes most of an SM's registers
+        ({"kv_dtype": FP8}, 256, 2),
     ],
 )
-def test_several_rows_get_two_programs_an_sm_where_they_fit(changes, rows, prompts, programs):
+def test_several_rows_get_two_programs_an_sm_where_they_fit(changes, rows, programs):
     kernel = decode_kernel("decode_hopper", replace(SHAPE, **changes), 1)
-    assert kernel.step_programs(rows, 132, prompts=prompts) == programs
-    assert programs in kernel.grids(132)
+    assert kernel.step_ctas_per_sm(rows) == programs
+    assert programs in kernel.grids
 
 
 @pytest.mark.parametrize("kernels", [FLASH1, DECODE, PREFILL])
