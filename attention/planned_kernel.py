@@ -23,9 +23,6 @@ from attention.planner.split_plan import SplitPlan, SplitPlanSpec
 # gain or lose up to 3 %; with one KV head, few rows lose up to 13 %.
 TWO_CTAS_ROWS = 8
 TWO_CTAS_REGISTERS = 128  # per thread: with more, two CTAs do not fit on an SM
-# With two CTAs on each of the others, one SM in so many begins with prompts when the rows that
-# decode begin: these wait for memory, and need no more SMs than that to keep it busy.
-PROMPT_SHARE = 8
 # CTAs per SM of the plain decode kernel with few KV heads.  On an H100, with one KV head and rows
 # of different lengths, a third CTA costs stream-K plans up to 20 %; with 8 heads it gains 2 to 5 %.
 FEW_HEADS, FEW_HEADS_CTAS_PER_SM = 2, 2
@@ -42,19 +39,14 @@ class PlannedKernel:
     ctas_per_sm: int
     has_two_ctas: bool = False  # per SM, in steps of TWO_CTAS_ROWS or more
 
-    def step_programs(self, rows: int, sms: int, *, left: int = 0) -> int:
-        """Its grid in a step of so many rows on a device of so many SMs.
+    def step_ctas_per_sm(self, rows: int) -> int:
+        """CTAs per SM in a step of so many rows."""
+        return 2 if self.has_two_ctas and rows >= TWO_CTAS_ROWS else self.ctas_per_sm
 
-        left: SMs for prompts, of prompt_programs
-        """
-        if not self.has_two_ctas or rows < TWO_CTAS_ROWS:
-            return sms * self.ctas_per_sm
-        return 2 * (sms - left)
-
-    def grids(self, sms: int) -> set[int]:
-        """The grids that its steps may have."""
-        many = (self.step_programs(TWO_CTAS_ROWS, sms, left=x) for x in (0, sms // PROMPT_SHARE))
-        return {sms * self.ctas_per_sm, *many}
+    @property
+    def grids(self) -> set[int]:
+        """The CTAs per SM that its steps may have."""
+        return {self.ctas_per_sm, self.step_ctas_per_sm(TWO_CTAS_ROWS)}
 
 
 def most_decode_tokens(name: str, shape: Shape, row_tokens: int) -> int:
@@ -101,15 +93,15 @@ def decode_spec(
     device: torch.device,
     window: int,
     max_q_len: int,
-    programs: int,
+    ctas_per_sm: int,
 ) -> SplitPlanSpec:
     """The spec of the kernel's split plans; raises ValueError for a damaged file of costs.
 
-    programs: of PlannedKernel.step_programs
+    ctas_per_sm: of PlannedKernel.step_ctas_per_sm
     """
     return device_costs(_device_name(device), kernel.name).spec(
         kv_heads=shape.kv_heads,
-        programs=programs,
+        programs=multiprocessors(device) * ctas_per_sm,
         group=shape.group,
         head_dim=shape.head_dim,
         item_bytes=shape.kv_dtype.itemsize,
@@ -133,36 +125,18 @@ def prefill_kernel(name: str, shape: Shape) -> PlannedKernel:
 
 
 def mixed_kernel(decode: PlannedKernel, prefill: PlannedKernel) -> Callable[..., None] | None:
-    """Decode and prefill overlapped: (KernelInputs, plan, tiles, left), left of prompt_programs.
+    """Decode and prefill overlapped: (KernelInputs, plan, tiles).
 
-    Hopper only, else None.  Prefill begins on the SMs that the plan's grid leaves, if it leaves
-    some, and on those whose decode CTAs have ended while others still read; the combine of split
-    rows comes last.
+    Hopper only, else None.  Prefill CTAs start on SMs whose decode CTAs have ended while other
+    decode CTAs still read; the combine of split rows comes last.
     """
     if (decode.name, prefill.name) != ("decode_hopper", "prefill_hopper"):
         return None
 
-    def run(inputs: KernelInputs, plan: SplitPlan, tiles: TilePlan, left: int = 0) -> None:
-        # One SM more is taken until the first programs end, by the program that waits for them.
-        rest = tiles.spec.programs - (left + 1 if left else 0)
-        if left:
-            prefill.run(inputs, tiles, programs=left, takers=left + rest, is_last=False)
-        others = partial(prefill.run, overlap=True, programs=rest, takers=left + rest)
-        decode.run(inputs, plan, follows_prefill=left > 0, overlap=partial(others, inputs, tiles))
+    def run(inputs: KernelInputs, plan: SplitPlan, tiles: TilePlan) -> None:
+        decode.run(inputs, plan, overlap=partial(prefill.run, inputs, tiles, overlap=True))
 
     return run
-
-
-def prompt_programs(decode: PlannedKernel, rows: int, tokens: int, spec: TileSpec) -> int:
-    """Programs of prefill that begin before the rows that decode, each on an SM of its own.
-
-    rows, tokens: for which a step has room.  None where its prompts are few: the other SMs would
-    have ended as soon.
-    """
-    few = (tokens - rows) * spec.group // spec.block_m < spec.split_items
-    if few or not decode.has_two_ctas or rows < TWO_CTAS_ROWS:
-        return 0
-    return spec.programs // PROMPT_SHARE
 
 
 def tile_spec(

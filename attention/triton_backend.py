@@ -28,9 +28,7 @@ from attention.planned_kernel import (
     decode_spec,
     mixed_kernel,
     most_decode_tokens,
-    multiprocessors,
     prefill_kernel,
-    prompt_programs,
     tile_spec,
 )
 from attention.planner.device_planner import DevicePlanner
@@ -47,13 +45,11 @@ class TritonPlan:
     """A step's plans by sliding window; empty where no row needs the kernel.
 
     kernel  the decode kernel that its rows need
-    left    programs of prefill that begin before it
     """
 
     kernel: PlannedKernel
     decode: dict[int, SplitPlan]
     prefill: dict[int, TilePlan]
-    left: int = 0
 
 
 class KernelBackend(ABC):
@@ -130,7 +126,7 @@ class TritonBackend(KernelBackend):
         }
         self._prefill = prefill_kernel(choice.prefill, shape)
         self.details = f"{choice.decode} split by {choice.planner}, {choice.prefill}"
-        self._capacity, self._sms = capacity, multiprocessors(device)
+        self._capacity = capacity
         try:
             self._planners = self._split_planners(choice.planner, shape, device, windows)
         except ValueError as error:  # an unknown planner, or a damaged file of costs
@@ -149,17 +145,17 @@ class TritonBackend(KernelBackend):
     def _split_planners(
         self, planner: str, shape: Shape, device: torch.device, windows: tuple[int, ...]
     ) -> dict[tuple[int, int], dict[int, DevicePlanner]]:
-        """By the kernel's tokens a row and its grid, then by window.
+        """By the kernel's tokens a row and its CTAs per SM, then by window.
 
         All share the memory of partial results, since one attends at a time.
         """
         specs = {
-            (tokens, programs): {
-                window: decode_spec(kernel, shape, device, window, tokens, programs)
+            (tokens, ctas_per_sm): {
+                window: decode_spec(kernel, shape, device, window, tokens, ctas_per_sm)
                 for window in windows
             }
             for tokens, kernel in self._decode.items()
-            for programs in kernel.grids(self._sms)
+            for ctas_per_sm in kernel.grids
         }
         rows, group = self._capacity.rows, shape.group
         queries = max(
@@ -193,14 +189,10 @@ class TritonBackend(KernelBackend):
         lengths = meta.cu_seqlens_q, meta.cache_seqlens
         tokens = 1 if meta.max_seqlen_q <= 1 else self.max_decode_tokens
         kernel = self._decode[tokens]
-        prompts, left = meta.max_seqlen_q > tokens, 0
-        if prompts:
-            spec = next(iter(self._tilers.values())).spec
-            left = prompt_programs(kernel, meta.num_rows, len(meta.slot_mappings[0]), spec)
-        plan = TritonPlan(kernel, {}, {}, left)
+        plan = TritonPlan(kernel, {}, {})
+        prompts = meta.max_seqlen_q > tokens
         if meta.decode_rows or min(meta.q_lens, default=0) <= tokens:
-            programs = kernel.step_programs(meta.num_rows, self._sms, left=left)
-            planners = self._planners[tokens, programs]
+            planners = self._planners[tokens, kernel.step_ctas_per_sm(meta.num_rows)]
             plan.decode.update((w, planner.plan(*lengths)) for w, planner in planners.items())
         if prompts:
             plan.prefill.update((w, tiler.plan(*lengths)) for w, tiler in self._tilers.items())
@@ -217,7 +209,7 @@ class TritonBackend(KernelBackend):
         if window in plan.decode and window in plan.prefill:
             mixed = mixed_kernel(plan.kernel, self._prefill)
             if mixed:
-                return [(mixed, (plan.decode[window], plan.prefill[window], plan.left))]
+                return [(mixed, (plan.decode[window], plan.prefill[window]))]
         launches: list[KernelLaunch] = []
         if window in plan.decode:
             launches.append((plan.kernel.run, (plan.decode[window],)))

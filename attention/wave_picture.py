@@ -16,7 +16,6 @@ import torch
 from attention.backend import BackendChoice, Shape
 from attention.dispatch import Machine, dispatch
 from attention.planned_kernel import (
-    TWO_CTAS_ROWS,
     PlannedKernel,
     decode_kernel,
     decode_spec,
@@ -68,7 +67,7 @@ class PicturedDevice:
     kernel: PlannedKernel
     planner: str
     costs: DeviceCosts
-    specs: dict[int, SplitPlanSpec]  # by grids
+    specs: dict[int, SplitPlanSpec]  # by CTAs per SM
 
     @classmethod
     def of(cls, device: torch.device, choice: BackendChoice, shape: Shape) -> PicturedDevice | None:
@@ -76,8 +75,7 @@ class PicturedDevice:
         if device.type == "cuda" and choice.backend == "flash2":
             kernel = decode_kernel(choice.decode, shape, 1)
             name, sms = torch.cuda.get_device_name(device), multiprocessors(device)
-            grids = {kernel.step_programs(rows, sms) for rows in (1, TWO_CTAS_ROWS)}
-            specs = {grid: decode_spec(kernel, shape, device, 0, 1, grid) for grid in grids}
+            specs = {ctas: decode_spec(kernel, shape, device, 0, 1, ctas) for ctas in kernel.grids}
             costs = device_costs(name, kernel.name)
             return cls(name, True, sms, shape, kernel, choice.planner, costs, specs)
         return cls._of_h100(shape)
@@ -92,21 +90,21 @@ class PicturedDevice:
         kernel = hopper_decode_kernel(_not_here, shape, shape.group)
         costs = shipped_costs(STANDARD, kernel.name)
         specs = {
-            programs: costs.spec(
+            ctas: costs.spec(
                 kv_heads=shape.kv_heads,
-                programs=programs,
+                programs=H100_SMS * ctas,
                 group=shape.group,
                 head_dim=shape.head_dim,
                 item_bytes=shape.kv_dtype.itemsize,
                 block=kernel.block_n,
             )
-            for programs in {kernel.step_programs(rows, H100_SMS) for rows in (1, TWO_CTAS_ROWS)}
+            for ctas in kernel.grids
         }
         return cls(STANDARD, False, H100_SMS, shape, kernel, choice.planner, costs, specs)
 
     def picture(self, kv_lens: Sequence[int]) -> WavePicture:
         """Of a step that decodes rows with so many positions of KV, one token each."""
-        spec = self.specs[self.kernel.step_programs(len(kv_lens), self.sms)]
+        spec = self.specs[self.kernel.step_ctas_per_sm(len(kv_lens))]
         cu_seqlens_q = np.arange(len(kv_lens) + 1, dtype=np.int32)
         cache_seqlens = np.array(kv_lens, dtype=np.int32)
 

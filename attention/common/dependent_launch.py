@@ -20,9 +20,7 @@ once.  What makes that right:
 
 In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
 that decode_hopper writes, so it runs, counts and writes without waiting, and waits at its end:
-waiting for it implies waiting for both.  With many rows some programs of prefill_hopper come before
-decode_hopper.  They wait first, then, decode_hopper does not, and one of its programs waits at its
-end; the others end, so that more programs of prefill_hopper take their place.
+waiting for it implies waiting for both.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _compute(
     WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    FOLLOWS_PREFILL: gl.constexpr, DEPENDENT: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Four warps: attention over each work tile."""
     PAIRS: gl.constexpr = keys.dtype == gl.int16  # float8 in pairs
@@ -85,8 +85,7 @@ def _compute(
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
     after = read_work_tile(WORK, begin)
     if DEPENDENT:
-        if not FOLLOWS_PREFILL:
-            gdc_wait()
+        gdc_wait()
         gdc_launch_dependents()
     tile = 0
     for w in range(begin, stop):
@@ -97,7 +96,7 @@ def _compute(
             factor = factor * gl.load(K_SCALE + head)
         q, factor = fetch_queries(
             Q, q_start, q_len, head, q_token, q_head, factor, left,
-            GROUP, BLOCK_Q, D, BLOCK_D, PAIRS, FOLLOWS_PREFILL,
+            GROUP, BLOCK_Q, D, BLOCK_D, PAIRS,
         )  # fmt: skip
         position, lowest = kv_len - q_len + r // GROUP, kv_len - q_len + 1 - WINDOW
         m = gl.full([BLOCK_Q], M_INIT, gl.float32, r.type.layout)
@@ -128,9 +127,6 @@ def _compute(
                 result, m, total, OUT, LSE, SINKS, (q_start + r // GROUP).to(gl.int64),
                 head * GROUP + r % GROUP, real, out_token, out_head, lse_token, D,
             )  # fmt: skip
-    if FOLLOWS_PREFILL and DEPENDENT:  # noqa: SIM102 - known to the compiler
-        if program == 0:
-            gdc_wait()  # this kernel's end implies the end of both
 
 
 @gluon.jit(do_not_specialize=["table_row", "num_pages"])
@@ -140,7 +136,7 @@ def _decode_hopper(
     softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, FOLLOWS_PREFILL: gl.constexpr, DEPENDENT: gl.constexpr,
+    SOFTCAP: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     ACROSS: gl.constexpr = k_desc.block_type.shape[3]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * ACROSS), 16, 2)
@@ -157,12 +153,11 @@ def _decode_hopper(
             (_compute, (
                 Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE,
                 V_SCALE, WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale,
-                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP,
-                FOLLOWS_PREFILL, DEPENDENT,
+                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
             )),
             (load_work_tiles, (
                 k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
-                num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT and not FOLLOWS_PREFILL,
+                num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
             )),
         ],
         [1], [40],
@@ -179,7 +174,6 @@ def decode_hopper(
     inputs: KernelInputs,
     plan: SplitPlan,
     *,
-    follows_prefill: bool = False,
     overlap: Callable[[], None] | None = None,
     config: HopperDecodeConfig | None = None,
 ) -> None:
@@ -187,9 +181,7 @@ def decode_hopper(
 
     The plan must not be queued; its block is a multiple of the page, or of 64.  The kernel before
     may write K and V at the positions of this step's tokens only: the rest is read without a wait.
-    follows_prefill  the preceding kernel is prefill_hopper, which has waited for its own
-                     predecessors and writes nothing that this one reads or writes
-    overlap          launches a kernel between this one and its combine
+    overlap  launches a kernel between this one and its combine
     """
     q, k, spec = inputs.q, inputs.k, plan.spec
     heads, head_dim = q.shape[1:]
@@ -209,8 +201,7 @@ def decode_hopper(
         *inputs.out_strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
-        SOFTCAP=inputs.softcap > 0, FOLLOWS_PREFILL=follows_prefill, num_warps=4,
-        maxnreg=config.registers,
+        SOFTCAP=inputs.softcap > 0, num_warps=4, maxnreg=config.registers,
         **dependent_launch(q.device),
     )  # fmt: skip
     if overlap is not None:

@@ -24,12 +24,8 @@ INVERSE = gl.constexpr(254 << 23)  # minus the bits of a power of two: the bits 
 def _load_queries(
     Q, q_start, q_len, head, q_token, q_head,
     GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
-    FROM_L2: gl.constexpr,
 ):  # fmt: skip
-    """The row's packed queries of a KV head [BLOCK_Q, BLOCK_D], padded with zeros.
-
-    FROM_L2: this grid has not waited for the kernel that wrote them; its predecessor has
-    """
+    """The row's packed queries of a KV head [BLOCK_Q, BLOCK_D], padded with zeros."""
     WARPS: gl.constexpr = gl.num_warps()
     wide: gl.constexpr = gl.BlockedLayout(
         [1, 8], [256 // BLOCK_D, BLOCK_D // 8], [WARPS, 1], [1, 0]
@@ -39,18 +35,17 @@ def _load_queries(
     at = (q_start + r // GROUP).to(gl.int64) * q_token
     at += (head * GROUP + r % GROUP) * q_head
     inside = (r < q_len * GROUP)[:, None] & (d < D)[None, :]
-    where: gl.constexpr = ".cg" if FROM_L2 else ""
-    return gl.load(Q + at[:, None] + d[None, :], mask=inside, other=0.0, cache_modifier=where)
+    return gl.load(Q + at[:, None] + d[None, :], mask=inside, other=0.0)
 
 
 @gluon.jit
 def fetch_queries(
     Q, q_start, q_len, head, q_token, q_head, factor, left: gl.constexpr,
     GROUP: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr, BLOCK_D: gl.constexpr,
-    PAIRS: gl.constexpr, FROM_L2: gl.constexpr,
+    PAIRS: gl.constexpr,
 ):  # fmt: skip
     """-> (queries, with float8 as even and odd columns; the factor from scores to logits)."""
-    q = _load_queries(Q, q_start, q_len, head, q_token, q_head, GROUP, BLOCK_Q, D, BLOCK_D, FROM_L2)
+    q = _load_queries(Q, q_start, q_len, head, q_token, q_head, GROUP, BLOCK_Q, D, BLOCK_D)
     if PAIRS:
         q = q.to(gl.float32)
         power = gl.max(gl.abs(q), 1).to(gl.int32, bitcast=True) & EXPONENT

@@ -39,11 +39,8 @@ class TileSpec:
 
     @property
     def split_items(self) -> int:
-        """Items per KV head that run at once: the maximum in a step whose tiles are split.
-
-        One SM may be held by a decode program that waits for prompts (mixed_kernel).
-        """
-        return max((self.programs - 1) // self.kv_heads, 1)
+        """Items per KV head that run at once: the maximum in a step whose tiles are split."""
+        return max(self.programs // self.kv_heads, 1)
 
     @property
     def longest_key(self) -> int:

@@ -192,10 +192,6 @@ class DeviceTiler:
             spec, max_tokens=max_tokens, max_rows=max_rows, head_dim=head_dim, device=device
         )
 
-    @property
-    def spec(self) -> TileSpec:
-        return self._tiles.spec
-
     def plan(self, cu_seqlens_q: Tensor, cache_seqlens: Tensor) -> TilePlan:
         """Plan the rows of cu_seqlens_q [B + 1] and cache_seqlens [B], int32 on the device.
 

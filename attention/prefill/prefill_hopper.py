@@ -3,7 +3,7 @@
 prefill_hopper
   grid      fixed (plan.spec.programs), so that a graph can replay any step; a program takes the
             next (item, KV head) from the queue, longest items first, in sections of KV heads whose
-            K and V fit in the L2 cache.  Programs of two launches may take from one queue
+            K and V fit in the L2 cache
   warps     a producer warp loads Q, K and V by TMA, one box per page (prefill_hopper_load.py); two
             consumer warpgroups attend with half of a tile's rows each (prefill_hopper_tile.py), in
             ping-pong: one runs GEMMs while the other exponentiates; the next tile's Q is prefetched
@@ -132,11 +132,11 @@ def _consume(
         item = _next_item(current, full, taken, g, Q_STAGES)
 
 
-@gluon.jit(do_not_specialize=["table_row", "num_pages", "takers"])
+@gluon.jit(do_not_specialize=["table_row", "num_pages"])
 def _prefill_hopper(
     Q, q_desc, k_desc, v_desc, TABLE, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE, V_SCALE,
-    ITEMS, COUNTS, QUEUE, takers, q_token, q_head, table_row, num_pages, out_token, out_head,
-    lse_token, scale, softcap,
+    ITEMS, COUNTS, QUEUE, q_token, q_head, table_row, num_pages, out_token, out_head, lse_token,
+    scale, softcap,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, PAGE: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr, OUT_STAGES: gl.constexpr,
     WINDOW: gl.constexpr, SOFTCAP: gl.constexpr, KEYS_FIRST: gl.constexpr,
@@ -195,7 +195,7 @@ def _prefill_hopper(
         Q, buffers, full, empty, ping_pong_barrier, current, results, scales, q_token, q_head,
         scale, softcap,
     )  # fmt: skip
-    source = (tma_desc, TABLE, ITEMS, COUNTS, QUEUE, takers, table_row, num_pages)
+    source = (tma_desc, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages)
     if not FP8:
         gl.warp_specialize(
             [
@@ -228,18 +228,12 @@ def prefill_hopper(
     tiles: TilePlan,
     *,
     overlap: bool = False,
-    programs: int = 0,
-    takers: int = 0,
-    is_last: bool = True,
     config: HopperConfig | None = None,
 ) -> None:
     """Attention of the tile plan's rows as `prefill`; block_m 128, scale > 0.
 
-    overlap   run concurrently with the preceding kernel, which writes nothing that this one reads
-              or writes, and waits for its own predecessors before it launches dependents
-    programs  of this launch; 0: the plan's
-    takers    programs of all launches that take items of the plan; 0: this one's alone
-    is_last   of these launches: tiles that are split are merged after it
+    overlap  run concurrently with the preceding kernel, which writes nothing that this one reads
+             or writes, and waits for its own predecessors before it launches dependents
     """
     q, k, spec = inputs.q, inputs.k, tiles.spec
     heads, head_dim = q.shape[1:]
@@ -258,13 +252,12 @@ def prefill_hopper(
     if HALF.value % group == 0:
         queries, query_desc = None, tma_desc(q, [HALF.value // group, group, block_d])
     kv_box = [1, 1, box, block_d]
-    programs = programs or spec.programs
-    _prefill_hopper[(programs,)](
+    _prefill_hopper[(spec.programs,)](
         queries, query_desc, tma_desc(k, kv_box), tma_desc(inputs.v, kv_box), inputs.page_table,
         tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse, inputs.sinks,
         inputs.k_scale, inputs.v_scale, tiles.items, tiles.counts, tiles.queue,
-        takers or programs, q.stride(0), q.stride(1), inputs.page_table.stride(0), pages,
-        *inputs.out_strides(), inputs.scale, inputs.softcap,
+        q.stride(0), q.stride(1), inputs.page_table.stride(0), pages, *inputs.out_strides(),
+        inputs.scale, inputs.softcap,
         KV_HEADS=kv_heads, GROUP=group, PAGE=page, D=head_dim, BLOCK_N=config.block_n,
         STAGES=config.stages, Q_STAGES=config.q_stages, OUT_STAGES=config.out_stages,
         WINDOW=spec.window, SOFTCAP=inputs.softcap > 0, KEYS_FIRST=config.keys_first,
@@ -272,5 +265,4 @@ def prefill_hopper(
         LOAD_REGISTERS=config.load_registers, OVERLAP=overlap, num_warps=4, maxnreg=ENTRY_REGISTERS,
         **dependent_launch(q.device),
     )  # fmt: skip
-    if is_last:
-        merge_tiles(tiles, inputs)
+    merge_tiles(tiles, inputs)

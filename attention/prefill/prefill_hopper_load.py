@@ -148,7 +148,7 @@ def produce(
     WINDOW: gl.constexpr, KEYS_FIRST: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Take items from the queue and load their Q, K and V; K and V in descending order."""
-    tma_desc, TABLE, ITEMS, COUNTS, QUEUE, takers, table_row, num_pages = source
+    tma_desc, TABLE, ITEMS, COUNTS, QUEUE, table_row, num_pages = source
     q_desc, k_desc, v_desc = tma_desc
     queries, keys, values, _ = buffers
     BLOCK_N: gl.constexpr = keys.shape[1]
@@ -203,7 +203,7 @@ def produce(
     _load_queries(None, queries, full, taken % Q_STAGES, 0, 0, PARTS, GROUP)
     if len(float8) > 0:
         _end_conversion(float8, full, empty, block, PARTS)
-    if w == work + takers - 1:  # each program takes one number past the end
+    if w == work + gl.num_programs(0) - 1:  # each program takes one number past the end
         gl.store(QUEUE, 0)  # the last one resets the queue for the next layer
     if OVERLAP:
         gdc_wait()  # this kernel's end implies the end of both

@@ -21,7 +21,6 @@ from attention.planned_kernel import (
     decode_kernel,
     decode_spec,
     mixed_kernel,
-    multiprocessors,
     prefill_kernel,
     tile_spec,
 )
@@ -87,8 +86,8 @@ def decoding(
         packed = replace(shape, heads=shape.heads * tokens)
         name = dispatch(Machine.of(device), "flash2", packed, planner).decode
     kernel = decode_kernel(name, shape, tokens)
-    programs = kernel.step_programs(case.rows, multiprocessors(device))
-    return kernel, decode_spec(kernel, shape, device, case.window, tokens, programs)
+    ctas_per_sm = kernel.step_ctas_per_sm(case.rows)
+    return kernel, decode_spec(kernel, shape, device, case.window, tokens, ctas_per_sm)
 
 
 def prompting(

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 
 from attention.backend import Backend, Capacity, Shape
-from attention.common import dependent_launch
 from attention.dispatch import choose
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
-from attention.triton_backend import TritonBackend
 
 ROWS, TOKENS, PAGE, PAGES, LONGEST = 12, 96, 16, 400, 480
 KV_HEADS, GROUP, HEAD_DIM = 2, 4, 128
@@ -35,7 +33,7 @@ class GraphTestStep:
     v: Tensor
 
     @classmethod
-    def make(cls, rows: int, tokens: int, kv_heads: int = KV_HEADS) -> GraphTestStep:
+    def make(cls, rows: int, tokens: int) -> GraphTestStep:
         def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device="cuda")
 
@@ -44,9 +42,9 @@ class GraphTestStep:
             zeros(rows, dtype=torch.int32),
             zeros(rows, -(-LONGEST // PAGE), dtype=torch.int32),
             zeros(tokens, dtype=torch.int64),
-            zeros(tokens, kv_heads * GROUP, HEAD_DIM, dtype=torch.bfloat16),
-            zeros(tokens, kv_heads, HEAD_DIM, dtype=torch.bfloat16),
-            zeros(tokens, kv_heads, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(tokens, KV_HEADS * GROUP, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16),
+            zeros(tokens, KV_HEADS, HEAD_DIM, dtype=torch.bfloat16),
         )
 
     def take(self, lengths: Lengths, draw: random.Random) -> None:
@@ -164,55 +162,3 @@ def test_graphs_that_share_a_workspace_replay_any_batch_as_eager_code_runs_it(
         count = sum(q_len for q_len, _ in lengths)
         assert torch.equal(out[:, :count], expected[:, :count]), (replay, lengths)
     assert torch.equal(kv.k, other.k) and torch.equal(kv.v, other.v)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kv_dtype", [torch.bfloat16, torch.float8_e4m3fn], ids=str)
-def test_many_rows_decode_beside_prompts_that_begin_before_them_or_after(
-    kv_dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-):
-    """Prompts that take more and less time than the rows that decode, or none of either: the bits
-    of the same plans where each kernel waits for the one before it, and flash1's output."""
-    kv_heads, rows, tokens = 8, 24, 700
-    shape = Shape(
-        heads=kv_heads * GROUP, kv_heads=kv_heads, head_dim=HEAD_DIM, page_size=PAGE,
-        dtype=torch.bfloat16, kv_dtype=kv_dtype,
-    )  # fmt: skip
-    device = torch.device("cuda", torch.cuda.current_device())
-    backend, other, plain = (
-        choose(device, name, shape, Capacity(rows=rows, tokens=tokens))
-        for name in ("flash2", "flash2", "flash1")
-    )
-    kv = KVPool.allocate(
-        layers=2, pages=PAGES, kv_heads=kv_heads, page_size=PAGE, head_dim=HEAD_DIM,
-        dtype=kv_dtype, device=device,
-    )  # fmt: skip
-    for pages in (kv.k, kv.v):
-        pages.copy_(torch.randn(pages.shape, device=device))
-    step = GraphTestStep.make(rows, tokens, kv_heads)
-    room = [(1, 20)] * 9 + [(9, 30)]
-    graph, out = capture(step, backend, kv, room)
-    assert isinstance(backend, TritonBackend)
-    [tiler] = backend._tilers.values()
-    draw = random.Random(7)
-    for replay in range(100):
-        longest = draw.choice([30, 200, LONGEST])
-        lengths = [(1, draw.randint(1, longest)) for _ in range(draw.randint(0, rows - 2))]
-        for most in draw.choice([(), (2, 40), (300, 40), (300, 300)]):
-            q_len = draw.randint(2, most)
-            lengths.append((q_len, draw.randint(q_len, LONGEST)))
-        while sum(-(-kv_len // PAGE) for _, kv_len in lengths) > PAGES:
-            lengths.pop(0)
-        if not lengths:
-            continue
-        step.take(lengths, draw)
-        graph.replay()
-        assert int(tiler._tiles.queue) == 0
-        count = sum(q_len for q_len, _ in lengths)
-        with monkeypatch.context() as patched:
-            patched.setattr(dependent_launch, "can_depend", lambda device: False)
-            expected = step.run(other, kv, room)
-        assert torch.equal(out[:, :count], expected[:, :count]), (replay, lengths)
-        about = step.run(plain, kv, lengths)[:, :count].float()
-        off = (expected[:, :count].float() - about).norm(dim=-1) / about.norm(dim=-1)
-        assert float(off.max()) < 0.05, (replay, lengths)

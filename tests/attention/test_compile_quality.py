@@ -57,14 +57,13 @@ def test_loops_that_multiply_leave_spilled_registers_alone(shipped: dict[str, di
     assert len(multiplying) >= 2 * len(NAMES), "decode and prefill have such loops"
     for name in multiplying:
         spills = count(shipped[name]["hot"], "LDL", "STL")
-        assert spills <= (2 if name.endswith("_prefill_hopper") else 0), f"{name}: {spills}"
+        assert spills <= (2 if name.startswith("prefill_hopper") else 0), f"{name}: {spills}"
 
 
 def test_few_registers_are_spilled_anywhere(shipped: dict[str, dict[str, Any]]):
     """In bytes of stack: outside its loops the prefill kernel keeps some of what it needs there."""
     stacks = {name: kernel["stack"] for name, kernel in shipped.items()}
     limits = {"prefill": 192, "prefill_hopper": 16, "decode": 16, "flash1": 16, "sample": 16}
-    limits["mixed"] = limits["prefill_hopper"]
     limits["batch_invariant"] = 224  # spilled between KV splits
     limits["embed"] = 32  # of the reduction of large angles, which few rotations need
     assert all(stack <= limits.get(name.split()[0], 0) for name, stack in stacks.items()), stacks

@@ -10,8 +10,7 @@ import torch
 
 from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.dispatch import DECODE, FLASH1, PREFILL, Machine, choose, dispatch
-from attention.planned_kernel import decode_kernel, prompt_programs
-from attention.planner.prefill_tiles import TileSpec
+from attention.planned_kernel import decode_kernel
 
 FP8 = torch.float8_e4m3fn
 CPU = Machine(None)
@@ -153,30 +152,19 @@ def test_the_hopper_decode_kernel_is_taken_for_what_it_serves(machine, changes, 
 
 
 @pytest.mark.parametrize(
-    ("changes", "rows", "prompts", "programs"),
+    ("changes", "rows", "programs"),
     [
-        ({}, 8, False, 264),
-        ({}, 7, False, 132),
-        ({}, 7, True, 132),
-        ({}, 8, True, 232),  # of which 16 SMs are left to prompts
-        ({"heads": 8, "kv_heads": 1}, 256, True, 132),
-        ({"head_dim": 256}, 256, False, 132),  # one takes most of an SM's registers
-        ({"kv_dtype": FP8}, 256, False, 264),
+        ({}, 8, 2),
+        ({}, 7, 1),
+        ({"heads": 8, "kv_heads": 1}, 256, 1),
+        ({"head_dim": 256}, 256, 1),  # one takes most of an SM's registers
+        ({"kv_dtype": FP8}, 256, 2),
     ],
 )
-def test_several_rows_get_two_programs_an_sm_where_they_fit(changes, rows, prompts, programs):
+def test_several_rows_get_two_programs_an_sm_where_they_fit(changes, rows, programs):
     kernel = decode_kernel("decode_hopper", replace(SHAPE, **changes), 1)
-    assert kernel.step_programs(rows, 132, left=16 if prompts else 0) == programs
-    assert programs in kernel.grids(132)
-
-
-def test_prompts_begin_before_rows_that_decode_where_there_is_room_for_many():
-    spec = TileSpec(kv_heads=8, group=4, programs=132)
-    kernel = decode_kernel("decode_hopper", SHAPE, 1)
-    assert prompt_programs(kernel, 128, 640, spec) == 16  # tiles of 32 tokens on 16 x 8 SMs
-    assert prompt_programs(kernel, 128, 128 + 511, spec) == 0
-    assert prompt_programs(kernel, 7, 640, spec) == 0, "one CTA an SM"
-    assert 232 in kernel.grids(132)
+    assert kernel.step_ctas_per_sm(rows) == programs
+    assert programs in kernel.grids
 
 
 @pytest.mark.parametrize("kernels", [FLASH1, DECODE, PREFILL])

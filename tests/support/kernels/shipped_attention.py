@@ -28,7 +28,6 @@ from attention.encoder.varlen_hopper_config import (
 )
 from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
-from attention.planned_kernel import PlannedKernel, mixed_kernel
 from attention.planner.device_planner import DevicePlanner
 from attention.planner.prefill_tiles import TilePlan, TileSpec
 from attention.planner.prefill_tiles_device import DeviceTiler
@@ -140,19 +139,6 @@ def call_prefill_hopper(head_dim: int, kv_dtype: torch.dtype) -> None:
     prefill_hopper(step.inputs, tiles)
 
 
-def call_mixed(head_dim: int, kv_dtype: torch.dtype) -> None:
-    """Decode rows and prompts, some of whose programs begin before."""
-    step, config = ShippedStep(head_dim, kv_dtype), hopper_config(head_dim, kv_dtype)
-    tiles = tile_plan(tile_spec(2 * HALF.value, config.block_n), head_dim)
-    kernels = (
-        PlannedKernel("decode_hopper", decode_hopper, GROUP, 128, 1, True),
-        PlannedKernel("prefill_hopper", prefill_hopper, 128, config.block_n, 1),
-    )
-    mixed = mixed_kernel(*kernels)
-    assert mixed is not None
-    mixed(step.inputs, split_plan(head_dim, kernels[0].step_programs(64, 132, left=16)), tiles, 16)
-
-
 def call_flash1(head_dim: int, kv_dtype: torch.dtype) -> None:
     step = ShippedStep(head_dim, kv_dtype)
     cu_seqlens_q, cache_seqlens = tensor(ROWS + 1, dtype=INT32), tensor(ROWS, dtype=INT32)
@@ -225,7 +211,6 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
             call_decode_hopper, head_dim, kv_dtype, group, tokens
         )
     ATTENTION[f"prefill_hopper {name}"] = partial(call_prefill_hopper, head_dim, kv_dtype)
-    ATTENTION[f"mixed {name}"] = partial(call_mixed, head_dim, kv_dtype)
 ATTENTION["prefill_hopper d256 bf16"] = partial(call_prefill_hopper, 256, BF16)
 ATTENTION["prefill_hopper d256 fp8"] = partial(call_prefill_hopper, 256, FP8)
 for head_dim in (64, 72, 80):
