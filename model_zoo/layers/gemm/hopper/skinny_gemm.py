@@ -46,6 +46,7 @@ from model_zoo.layers.gemm.hopper.stream_k import (
     load_weights,
     load_x,
     share,
+    tile_units,
     unfold,
     write_part,
 )
@@ -73,9 +74,7 @@ def _compute(
         gdc_wait()
     factors = inverse_rms(X_SQUARES, tiles, M, K, eps, gl.SliceLayout(0, of_tile), BLOCK_M)
     for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
-        first, last = tile * k_blocks, (tile + 1) * k_blocks
-        start = gl.maximum(first, begin)
-        stop = gl.minimum(last, end)
+        start, stop, has_first, is_whole = tile_units(tile, begin, end, k_blocks)
         residual_sum = None
         if GATE == "":
             residual, weight = load_residual(OUT, NORM, tile, adds, M, N, BLOCK_N, BLOCK_M)
@@ -91,10 +90,10 @@ def _compute(
             )  # fmt: skip
             acc = warpgroup_mma_wait(num_outstanding=0, deps=(product,))
             mbarrier.arrive(empty.index(stage), count=1)
-        slot = 2 * gl.program_id(0) + (start == first).to(gl.int32)
+        slot = 2 * gl.program_id(0) + has_first.to(gl.int32)
         write_part(
-            unfold(acc, FOLD), (start == first) & (stop == last), tile, slot, PARTS, ARRIVED, OUT,
-            BIAS, M, N, k_blocks, split_units, factors, residual_sum, 1, 0, GATE,
+            unfold(acc, FOLD), is_whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
+            split_units, factors, residual_sum, 1, 0, GATE,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ A unit is BLOCK_N rows of W by BLOCK_K columns; the units of a tile of rows are 
 each program has an equal contiguous share of them.  How units are multiplied is up to the kernel.
 
     share        which units a program has
+    tile_units   which of them are of a tile
     wait_for_room  until another unit of W may be asked for
     copy         the copies of a unit into shared memory, by TMA
     copy_rows    those of a unit of a weight, which may be gated
@@ -35,6 +36,17 @@ def share(N, k_blocks, split_units, BLOCK_N: gl.constexpr):
     program, programs = gl.program_id(0), gl.num_programs(0)
     begin = program * chunks // programs * split_units
     return begin, (program + 1) * chunks // programs * split_units - begin
+
+
+@gluon.jit
+def tile_units(tile, begin, end, k_blocks):
+    """-> (start, stop, has_first, is_whole): a tile's units of a program that has begin .. end.
+
+    has_first, is_whole: whether the tile's first unit, and all of its units, are among them
+    """
+    first, last = tile * k_blocks, (tile + 1) * k_blocks
+    start, stop = gl.maximum(first, begin), gl.minimum(last, end)
+    return start, stop, start == first, (start == first) & (stop == last)
 
 
 @gluon.jit

@@ -31,6 +31,7 @@ from model_zoo.layers.gemm.hopper.stream_k import (
     load_weights,
     load_x,
     share,
+    tile_units,
     unfold,
     write_part,
 )
@@ -90,9 +91,7 @@ def _compute(
     end = begin + count
     nothing = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
     for tile in range(begin // k_blocks, gl.cdiv(end, k_blocks)):
-        first, last = tile * k_blocks, (tile + 1) * k_blocks
-        start = gl.maximum(first, begin)
-        stop = gl.minimum(last, end)
+        start, stop, has_first, is_whole = tile_units(tile, begin, end, k_blocks)
         acc = gl.zeros_like(nothing)
         for unit in range(start, stop):
             i = unit - begin
@@ -116,13 +115,13 @@ def _compute(
                     product *= of_w[k][:, None] * of_x[k][None, :]
                 acc += product
             mbarrier.arrive(empty.index(stage), count=1)
-        slot = 2 * gl.program_id(0) + (start == first).to(gl.int32)
+        slot = 2 * gl.program_id(0) + has_first.to(gl.int32)
         total = unfold(acc, FOLD)
         if not BY_BLOCK:
             total = _row_scaled(total, X_SCALES, W_SCALES, tile, M, N, GATE != "")
         write_part(
-            total, (start == first) & (stop == last), tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N,
-            k_blocks, split_units, None, None, 1, 0, GATE,
+            total, is_whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
+            None, None, 1, 0, GATE,
         )  # fmt: skip
 
 
