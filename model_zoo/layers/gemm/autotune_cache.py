@@ -30,7 +30,7 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
 from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
-from model_zoo.layers.quantized_gemm.skinny_fp8 import ConvertingFp8Gemm, SkinnyFp8Gemm
+from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm
 
 Choice = GemmImpl | ExpertTiles | HopperTiles
 KINDS: dict[str, type[Choice]] = {
@@ -38,8 +38,7 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, ConvertingFp8Gemm, Int8Gemm),
-        *(ExpertTiles, HopperTiles),
+        *(ScaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm, ExpertTiles, HopperTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -117,12 +116,9 @@ class NormingGemm(GatingGemm):
         """
 
 
-def units_in_flight(unit_bytes: int, stages: int, resident: float = 1) -> int:
-    """Units of a ring that one of `resident` programs of a multiprocessor asks for at once.
-
-    resident: less than 1 if so few programs leave multiprocessors idle
-    """
-    return max(1, min(stages, math.ceil(IN_FLIGHT / (resident * unit_bytes))))
+def units_in_flight(unit_bytes: int, stages: int, resident: int = 1) -> int:
+    """Units of a ring that one of `resident` programs of a multiprocessor asks for at once."""
+    return max(1, min(stages, -(-IN_FLIGHT // (resident * unit_bytes))))
 
 
 @dataclass(frozen=True, slots=True)

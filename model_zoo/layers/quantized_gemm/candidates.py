@@ -27,10 +27,7 @@ from model_zoo.layers.quantized_gemm.int8.gemm import (
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import (
-    converting_fp8_candidates,
-    skinny_fp8_candidates,
-)
+from model_zoo.layers.quantized_gemm.skinny_fp8 import skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -66,8 +63,7 @@ def quantized_candidates(
         if product is not None:
             found.append(product)
             if torch.cuda.get_device_capability(device) == HOPPER:
-                shape = product.kind, programs, rows, outputs, inputs
-                found += converting_fp8_candidates(*shape) or skinny_fp8_candidates(*shape)
+                found += skinny_fp8_candidates(product.kind, programs, rows, outputs, inputs)
         found += integers
     if runs_skinny(device, inputs, scheme):
         found += [

@@ -49,9 +49,7 @@ def interpreted_fp8_gemm() -> AbstractContextManager[None]:
         "skinny_fp8_gemm",
         f"{gemm}.hopper.rings",
         f"{gemm}.hopper.gate",
-        f"{gemm}.hopper.norm",
         f"{gemm}.hopper.stream_k",
-        f"{folder}.convert_rows",
         f"{folder}.fp8_gemm_kernel",
     )
 

@@ -19,12 +19,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import (
-    ConvertingFp8Gemm,
-    SkinnyFp8Gemm,
-    converting_fp8_candidates,
-    skinny_fp8_candidates,
-)
+from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -123,11 +118,6 @@ def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
     gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), gate)
 
 
-def call_converting(gemm: ConvertingFp8Gemm, rows: int, gate: Gate | None) -> None:
-    x = tensor(rows, INPUTS)
-    gemm.multiply(x, weight(f"fp8 {gemm.kind}"), tensor(OUTPUTS), gate)
-
-
 QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
@@ -163,11 +153,5 @@ for kind in FP8_KINDS:
             name += ", split" if gemm.split_units == 1 else ""
             QUANTIZED[name] = partial(call_fp8_product, gemm, rows, None)
             QUANTIZED[f"{name}, gated"] = partial(call_fp8_product, gemm, rows, "silu")
-    for rows in (8, 16):
-        for gemm in converting_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):
-            name = f"16 bits to codes by {kind}, {gemm.block_n} x {gemm.block_k} at {rows}"
-            name += ", split" if gemm.split_units == 1 else ""
-            QUANTIZED[name] = partial(call_converting, gemm, rows, None)
-            QUANTIZED[f"{name}, gated"] = partial(call_converting, gemm, rows, "silu")
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)
