@@ -46,6 +46,10 @@ class Model(nn.Module, ABC):
         self.norm = norm(config.hidden_size, config.norm_eps, dtype)
         tied = self.embedding if config.tie_embeddings else None
         self.head = linears.head(config.vocab_size, config.hidden_size, "lm_head", tied)
+        self.link_layers()
+
+    def link_layers(self) -> None:
+        """Tell the last GEMM of each of `layers` which norm follows, and what that is for."""
 
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:
@@ -63,7 +67,8 @@ class Model(nn.Module, ABC):
     def shortened(self) -> Iterator[None]:
         """Run with the first two layers of each kind only, for work such as compiling kernels.
 
-        Layers are of a kind if they have the same MLP, or experts, and the same attention.
+        Layers are of a kind if they have the same MLP, or experts, and the same attention.  Those
+        that remain are linked to each other, so that kernels between two layers are compiled, too.
         """
         whole = self.layers
         kinds: Counter[tuple[object, ...]] = Counter()
@@ -74,10 +79,12 @@ class Model(nn.Module, ABC):
             kinds[kind] += 1
             few += [layer] if kinds[kind] <= 2 else []
         self.layers = nn.ModuleList(few)
+        self.link_layers()
         try:
             yield
         finally:
             self.layers = whole
+            self.link_layers()
 
     def projections(self) -> list[Projection]:
         """The checkpoint's linear layers, of which the Linears are made."""

@@ -72,6 +72,9 @@ class Llama(Model):
         super().__init__(config, linears, Layer, RMSNorm)
         assert config.rope is not None
         self.rope = Rope(config.rope, config.head_dim)
+
+    def link_layers(self) -> None:
+        """As Model.link_layers."""
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
                 layer.mlp.down.precedes(following.attention_norm, following.attention.qkv)

@@ -120,6 +120,9 @@ class Qwen35(Model):
         super().__init__(config, linears, Layer, partial(RMSNorm, plus_one=True))
         assert config.rope is not None
         self.rope = Rope(config.rope, config.head_dim)
+
+    def link_layers(self) -> None:
+        """As Model.link_layers."""
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
                 layer.mlp.down.precedes(following.mixer_norm, following.consumer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,7 @@ from tests.support.models.tiny_checkpoints import HYBRID_KINDS, write_checkpoint
 from tests.support.quantization.w8a8_models import config_of
 
 LENGTH = 7
+STEPS = 3  # of `logits`
 
 
 def model_of(kind: str, directory: Path, dtype: torch.dtype, device: str) -> tuple[Model, Any]:
@@ -41,13 +43,25 @@ def model_of(kind: str, directory: Path, dtype: torch.dtype, device: str) -> tup
         config = read_config(directory)
     else:
         config = config_of(kind, directory)
-    torch.manual_seed(7)
     model = build(config, dtype, torch.device(device)).eval()
+    fill_with_norms(model)
+    return model, config
+
+
+def fill_with_norms(model: Model) -> None:
+    torch.manual_seed(7)
     fill_randomly(model)
     for norm in model.modules():
         if isinstance(norm, RMSNorm):  # all ones would hide a norm by another one's weight
             norm.weight.copy_(torch.rand_like(norm.weight) + 0.5)
-    return model, config
+
+
+def use_counting_gemm(model: Model) -> CountingGemm:
+    """In all Linears of its layers."""
+    gemm = CountingGemm()
+    for layer in layers_of(model):
+        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    return gemm
 
 
 def layers_of(model: Model) -> list[Linear]:
@@ -72,16 +86,37 @@ def test_gemms_of_a_layer_add_to_the_residual_and_compute_the_norms(kind: str, t
     """All but the norm of the embeddings and the last one."""
     model, config = model_of(kind, tmp_path, torch.float32, "cpu")
     expected = logits(model, config, torch.float32, "cpu")
-    gemm = CountingGemm()
-    for layer in layers_of(model):
-        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    gemm = use_counting_gemm(model)
     found = logits(model, config, torch.float32, "cpu")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    layers, steps = len(model.layers), 3
-    assert gemm.done.count("add") == (2 * layers - 1) * steps
+    layers = len(model.layers)
+    assert gemm.done.count("add") == (2 * layers - 1) * STEPS
     of_norms = [what for what in gemm.done if what.startswith("norm")]
     second = sum(bool(net and net.ba) for net in nets_of(model)[1:])  # that read a norm, too
-    assert len(of_norms) == (2 * layers - 1 + second) * steps
+    assert len(of_norms) == (2 * layers - 1 + second) * STEPS
+
+
+def test_layers_of_a_shortened_model_compute_the_norms_of_those_that_follow_in_it(tmp_path: Path):
+    """A GPU's first steps run so: without the layers between some of them."""
+    write_checkpoint("qwen3.5-text", tmp_path)
+    path = tmp_path / "config.json"
+    kinds = [*["linear_attention"] * 3, "full_attention"] * 2
+    values = json.loads(path.read_text()) | {"layer_types": kinds, "num_hidden_layers": 8}
+    path.write_text(json.dumps(values))
+    config = read_config(tmp_path)
+    model = build(config, torch.float32, torch.device("cpu")).eval()
+    fill_with_norms(model)
+    whole, layers = logits(model, config, torch.float32, "cpu"), list(model.layers)
+    with model.shortened():
+        assert [layers.index(layer) for layer in model.layers] == [0, 1, 3, 7]
+        expected = logits(model, config, torch.float32, "cpu")
+        gemm = use_counting_gemm(model)
+        found = logits(model, config, torch.float32, "cpu")
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert gemm.done.count("add") == 7 * STEPS
+    use_counting_gemm(model)
+    found = logits(model, config, torch.float32, "cpu")
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["qwen2-moe", "qwen3.5-moe-text", "gemma2", "gpt2"])
@@ -91,9 +126,7 @@ def test_other_norms_have_a_kernel_of_their_own(kind: str, tmp_path: Path):
         pytest.importorskip("transformers")
     model, config = model_of(kind, tmp_path, torch.float32, "cpu")
     expected = logits(model, config, torch.float32, "cpu")
-    gemm = CountingGemm()
-    for layer in layers_of(model):
-        layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
+    gemm = use_counting_gemm(model)
     torch.testing.assert_close(
         logits(model, config, torch.float32, "cpu"), expected, rtol=1e-4, atol=1e-4
     )
@@ -197,10 +230,10 @@ def test_a_gemm_adds_where_the_next_one_takes_what_it_leaves_of_the_norm(
             layer.use_gemms(dict.fromkeys(BUCKETS, gemm))
     found = logits(model, config, torch.float32, "cpu")
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    layers, steps = len(model.layers), 3
+    layers = len(model.layers)
     expected_adds = layers if without in ("qkv", "down") else layers - 1
-    assert gemm.done.count("add") == expected_adds * steps
-    assert sum(what.startswith("norm") for what in gemm.done) == expected_adds * steps
+    assert gemm.done.count("add") == expected_adds * STEPS
+    assert sum(what.startswith("norm") for what in gemm.done) == expected_adds * STEPS
 
 
 def test_a_norm_refuses_what_a_gemm_has_prepared_for_another():
