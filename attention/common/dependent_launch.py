@@ -14,9 +14,10 @@ once.  What makes that right:
   exception.  Where a warp loads x and others write the output, x in shared memory hands it on.
 - What a successor reads before its own wait must be complete when this kernel launches dependents:
   such kernels wait first, in every CTA.  The first product of experts does, whose list of tiles
-  the second reads; so does decode_hopper, after which keys and values of earlier steps are read.
-- Plans may be read before the wait: planner kernels do not use PDL, so that their successor starts
-  when they are complete and visible (PTX ISA, griddepcontrol).
+  the second reads; so does decode_hopper in a mixed step.
+- Plans may be read before the wait, and keys and values of earlier steps: planner kernels, with
+  which a step begins, do not use PDL, so that their successor starts when they and all before them
+  are complete and visible (PTX ISA, griddepcontrol).
 
 In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
 that decode_hopper writes, so it runs, counts and writes without waiting, and waits at its end:

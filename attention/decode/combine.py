@@ -41,6 +41,8 @@ def _combine(
     head, q_start, q_len = tl.load(item + 1), tl.load(item + 4), tl.load(item + 5)
     if DEPENDENT:
         if OVERLAPPED:
+            if (work_tiles == 0) & (merge > 0):  # the others wait
+                return
             start_successor_and_wait()
         else:
             wait_for_launcher()

@@ -67,7 +67,7 @@ def _compute(
     WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale, softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    OVERLAPPED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Four warps: attention over each work tile."""
     PAIRS: gl.constexpr = keys.dtype == gl.int16  # float8 in pairs
@@ -85,8 +85,11 @@ def _compute(
     begin, stop = gl.load(STARTS + program), gl.load(STARTS + program + 1)
     after = read_work_tile(WORK, begin)
     if DEPENDENT:
-        gdc_wait()
-        gdc_launch_dependents()
+        if OVERLAPPED:
+            gdc_wait()
+            gdc_launch_dependents()
+        elif (begin < stop) | (program == 0):  # others end at once, for the successor's CTAs
+            gdc_wait()
     tile = 0
     for w in range(begin, stop):
         _, head, first, end, q_start, q_len, kv_len, partial = after
@@ -136,7 +139,7 @@ def _decode_hopper(
     softcap,
     GROUP: gl.constexpr, QUERIES: gl.constexpr, BLOCK_Q: gl.constexpr, D: gl.constexpr,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    SOFTCAP: gl.constexpr, DEPENDENT: gl.constexpr,
+    SOFTCAP: gl.constexpr, OVERLAPPED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     ACROSS: gl.constexpr = k_desc.block_type.shape[3]
     swizzled: gl.constexpr = gl.NVMMASharedLayout(min(128, 2 * ACROSS), 16, 2)
@@ -153,11 +156,12 @@ def _decode_hopper(
             (_compute, (
                 Q, keys, values, full, empty, PARTIAL_OUT, PARTIAL_LSE, OUT, LSE, SINKS, K_SCALE,
                 V_SCALE, WORK, STARTS, q_token, q_head, out_token, out_head, lse_token, scale,
-                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, DEPENDENT,
+                softcap, GROUP, QUERIES, BLOCK_Q, D, BLOCK_N, STAGES, WINDOW, SOFTCAP, OVERLAPPED,
+                DEPENDENT,
             )),
             (load_work_tiles, (
                 k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row,
-                num_pages, PAGE, BLOCK_N, STAGES, WINDOW, DEPENDENT,
+                num_pages, PAGE, BLOCK_N, STAGES, WINDOW, OVERLAPPED, DEPENDENT,
             )),
         ],
         [1], [40],
@@ -201,8 +205,8 @@ def decode_hopper(
         *inputs.out_strides(), inputs.scale, inputs.softcap,
         GROUP=group, QUERIES=queries, BLOCK_Q=max(16, triton.next_power_of_2(queries)),
         D=head_dim, PAGE=page, BLOCK_N=config.block_n, STAGES=config.stages, WINDOW=spec.window,
-        SOFTCAP=inputs.softcap > 0, num_warps=4, maxnreg=config.registers,
-        **dependent_launch(q.device),
+        SOFTCAP=inputs.softcap > 0, OVERLAPPED=overlap is not None, num_warps=4,
+        maxnreg=config.registers, **dependent_launch(q.device),
     )  # fmt: skip
     if overlap is not None:
         overlap()

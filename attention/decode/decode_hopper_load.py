@@ -9,7 +9,7 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
-from triton.language.extra.cuda import gdc_wait
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 @gluon.jit
@@ -26,9 +26,12 @@ def read_work_tile(WORK, w):
 def load_work_tiles(
     k_desc, v_desc, keys, values, full, empty, WORK, STARTS, TABLE, table_row, num_pages,
     PAGE: gl.constexpr, BLOCK_N: gl.constexpr, STAGES: gl.constexpr, WINDOW: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    OVERLAPPED: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Load the blocks of the program's work tiles: page ids, then a TMA box per page of K and V.
+
+    Dependents are launched when the ring has been filled once, or before the first wait for the
+    preceding kernel; OVERLAPPED: by the warps that compute, after their wait.
 
     A page that no query sees is replaced by one past the pool's end, which loads zeros.
     """
@@ -47,13 +50,18 @@ def load_work_tiles(
         table = TABLE + row.to(gl.int64) * table_row
         for i in range(gl.cdiv(end - first, BLOCK_N)):
             start = first + i * BLOCK_N
+            is_new = start + BLOCK_N > kv_len - q_len  # includes this step's tokens
+            if DEPENDENT and not OVERLAPPED:  # noqa: SIM102
+                # The next GEMM's weights are asked for behind the blocks that are read at once.
+                if is_new | (tile == STAGES - 1):
+                    gdc_launch_dependents()
             pages = ()
             for j in gl.static_range(BLOCK_N // BOX):
                 at = start + j * BOX
                 valid = (at < end) & (at + BOX > lowest)
                 page = gl.load(table + at // PAGE, mask=valid, other=num_pages)
                 pages = pages + (page,)  # noqa: RUF005
-            if DEPENDENT and start + BLOCK_N > kv_len - q_len:  # includes this step's tokens
+            if DEPENDENT and is_new:
                 gdc_wait()
             stage = tile % STAGES
             mbarrier.wait(empty.index(stage), ((tile // STAGES) & 1) ^ 1)
@@ -69,3 +77,5 @@ def load_work_tiles(
                     v_desc, cell, full.index(stage), v_tile.slice(j * BOX, BOX, 2)
                 )
             tile += 1
+    if DEPENDENT and not OVERLAPPED:
+        gdc_launch_dependents()
