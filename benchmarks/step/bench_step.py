@@ -53,6 +53,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
     """Steps of rows that decode at each context, and of 32 such rows with a prompt."""
     from benchmarks.shapes import write_model
     from benchmarks.step.step_parts import bench_captures, bench_engine, bench_steps
+    from runtime.precompile.pool import Compilers
     from runtime.startup.loading import load
 
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +67,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
             max_batched_tokens=arguments.batched_tokens, deterministic=arguments.deterministic,
             quantization=arguments.quantization, kv_dtype=arguments.kv_dtype,
         )  # fmt: skip
-        loaded = load(config, lambda phase, done, total: None)
+        loaded = load(config, lambda phase, done, total: None, compilers=Compilers())
     ready = loaded.ready
     print(f"{arguments.shape} on {ready.device}, {ready.dtype}, attention {ready.attention}")
     print(f"ready after {ready.load_seconds:.1f} s; " + ", ".join(

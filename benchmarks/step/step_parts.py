@@ -18,11 +18,13 @@ from itertools import pairwise
 
 import torch
 
+from attention.kv_pool import KVPool
 from benchmarks.attention.timing import elapsed_us
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
+from runtime.scheduler.kv_cache.sequence_pages import NO_PAGE
 from runtime.startup.loading import Loaded
 
 FLOPS = 790e12  # a second, of its GEMMs in 16 bits
@@ -58,22 +60,37 @@ def sizes_of(runner: GraphExecutor) -> WeightSizes:
 
 
 def batch_of(
-    rows: list[tuple[int, int]], pages: list[int], page_size: int, vocab: int, rng: random.Random
+    rows: list[tuple[int, int]], pool: KVPool, vocab: int, rng: random.Random
 ) -> Batch | None:
-    """A step of rows (q_len, KV length), each of its own pages; None if there are too few."""
-    counts = [-(-kv_len // page_size) for _, kv_len in rows]
-    if sum(counts) > len(pages):
+    """A step of rows (q_len, KV length), each of its own scattered pages and with its own state.
+
+    None: the pool has too few.
+    """
+    assert pool.layout is not None
+    size, windows = pool.page_size, pool.layout.windows
+    counts = [-(-kv_len // size) for _, kv_len in rows]
+    needed = sum(counts) * len(windows)
+    if needed > pool.num_pages or (pool.states and len(rows) > pool.states.num_states):
         return None
+    pages = iter(rng.sample(range(pool.num_pages), needed))
+    starts = [kv_len - q_len for q_len, kv_len in rows]
+    new_pages = [
+        NO_PAGE if window and (page + 1) * size <= start - window else next(pages)
+        for start, count in zip(starts, counts, strict=True)
+        for page in range(count)
+        for window in windows
+    ]
     return make_batch(
         slots=list(range(len(rows))),
-        starts=[kv_len - q_len for q_len, kv_len in rows],
+        starts=starts,
         q_lens=[q_len for q_len, _ in rows],
         tokens=[rng.randrange(vocab) for q_len, _ in rows for _ in range(q_len)],
         num_new_pages=counts,
-        new_pages=pages[: sum(counts)],
+        new_pages=new_pages,
         sample=[True] * len(rows),
         decode_rows=sum(q_len == 1 for q_len, _ in rows),
         new_rows=[NewRow(row, SAMPLED_PARAMS, row, 1, []) for row in range(len(rows))],
+        state_slots=list(range(len(rows))) if pool.states else (),
     )
 
 
@@ -151,11 +168,10 @@ def bench_steps(
         for layer in tensor:
             layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))
     rng = random.Random(0)
-    pages = rng.sample(range(pool.num_pages), pool.num_pages)
     heads = "".join(f"{name:>10}" for name in [*PARTS, "small", "gaps"])
     print(f"{'rows':>5} {'tokens':>6} {'context':>7} {'ms':>8}{heads}{'floor':>8} {'share':>6}")
     for rows in shape:
-        batch = batch_of(rows, pages, pool.page_size, loaded.ready.vocab_size, rng)
+        batch = batch_of(rows, pool, loaded.ready.vocab_size, rng)
         if batch is None:
             continue
         replay = captured(runner, batch)
