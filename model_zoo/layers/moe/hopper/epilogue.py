@@ -4,7 +4,8 @@ weighted     sums times the scales of their rows, plus the bias
 activated    as expert_tile.py has it
 write_inner  of the first product: activated values of a tile's rows of x
 write_pairs  of the second: a tile's outputs times the weights of their pairs
-add_pairs    the outputs of one token's experts, added by the last program to arrive
+write_part   the same, of one token and of a part of the columns
+add_pairs    one token's outputs, of all experts and parts, added by the last program to arrive
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ HALF = gl.constexpr(32)  # gates of a warpgroup's tile
 
 
 @gluon.jit
-def weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR: gl.constexpr):
-    """acc [HEIGHT, WIDTH] of rows n of an expert's weight."""
+def weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR: gl.constexpr, biases=1.0):
+    """acc [HEIGHT, WIDTH] of rows n of an expert's weight; biases: 0 or 1."""
     at = expert.to(gl.int64) * outputs + n
     if ROW_SCALES is not None:
         acc = acc * (gl.load(ROW_SCALES + at).to(gl.float32) * FACTOR)[:, None]
     elif FACTOR != 1.0:
         acc = acc * FACTOR
     if BIAS is not None:
-        acc = acc + gl.load(BIAS + at).to(gl.float32)[:, None]
+        acc = acc + (gl.load(BIAS + at).to(gl.float32) * biases)[:, None]
     return acc
 
 
@@ -75,8 +76,7 @@ def write_inner(sums, OUT, row, real, first, inner, ACTIVATION: gl.constexpr):
 
 @gluon.jit
 def write_pairs(
-    sums, PARTS, PAIRS, SCORES, place, expert, number, real, first, tokens, outputs,
-    SINGLE: gl.constexpr,
+    sums, PARTS, PAIRS, SCORES, expert, number, real, first, tokens, outputs
 ):  # fmt: skip
     """PARTS [pairs, outputs], of run `first` of HEIGHT outputs.
 
@@ -85,11 +85,8 @@ def write_pairs(
     WIDTH: gl.constexpr = sums.shape[1]
     n = first * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, sums.type.layout))
     m = gl.arange(0, WIDTH, gl.SliceLayout(0, sums.type.layout))
-    if SINGLE:
-        pair = place + m
-    else:
-        mine = PAIRS + expert.to(gl.int64) * tokens + number * WIDTH
-        pair = gl.load(mine + m, mask=m < real, other=0, cache_modifier=".cg")
+    mine = PAIRS + expert.to(gl.int64) * tokens + number * WIDTH
+    pair = gl.load(mine + m, mask=m < real, other=0, cache_modifier=".cg")
     score = gl.load(SCORES + pair, mask=m < real, other=0.0, cache_modifier=".cg")
     at = PARTS + pair.to(gl.int64)[None, :] * outputs + n[:, None]
     y = (sums * score[None, :]).to(PARTS.dtype.element_ty)
@@ -97,15 +94,27 @@ def write_pairs(
 
 
 @gluon.jit
-def add_pairs(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, TOP_K: gl.constexpr):
-    """OUT [outputs] of one token, of run `first` of HEIGHT outputs, when all experts' are there."""
+def write_part(sums, PARTS, SCORES, place, first, outputs, SPLITS: gl.constexpr):
+    """Row `place` of PARTS [*, outputs] float32, of run `first` of HEIGHT outputs: sums[:, 0] times
+    the weight of the expert."""
+    score = gl.load(SCORES + place // SPLITS, cache_modifier=".cg")
+    n = first * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, sums.type.layout))
+    m = gl.arange(0, sums.shape[1], gl.SliceLayout(0, sums.type.layout))
+    at = PARTS + place * outputs + n[:, None] + m[None, :]
+    gl.store(at, sums * score, mask=(n < outputs)[:, None] & (m == 0)[None, :])
+
+
+@gluon.jit
+def add_pairs(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, COUNT: gl.constexpr):
+    """OUT [outputs] of one token, of run `first` of HEIGHT outputs, when all COUNT rows of PARTS
+    are there."""
     cta_barrier()
     arrived = gl.atomic_add(ARRIVED + first, 1)
-    if arrived == TOP_K - 1:
+    if arrived == COUNT - 1:
         n = first * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         exists = n < outputs
         total = n.to(gl.float32) * 0.0
-        for j in gl.static_range(TOP_K):
+        for j in gl.static_range(COUNT):
             at = PARTS + j * outputs + n
             total += gl.load(at, mask=exists, other=0.0, cache_modifier=".cg")
         if SHARED is not None:

@@ -5,12 +5,13 @@ skinny_hopper.py, but of whole tiles (tile_list.py) whose weights are those of a
   grid      as many programs as the device holds; each has the same number of tiles, or one more
   SINGLE    one token: the list of tiles is its ids; otherwise align() has made one, and put the
             rows of x in the order of the experts, so that a tile's rows are consecutive
+  SPLITS    of the second product of one token: parts of the columns, each with tiles of its own
   GATED     the first product: tiles of 32 gates and their 32 ups for each warpgroup; writes inner
             values in the order of the experts.  It waits for the preceding kernel first
   else      the second: fills its ring of weights before it waits, by the list that was complete
             when the first product began; writes the weighted output of each pair of a token and an
-            expert.  Of one token the last program to arrive at a tile adds those of the experts,
-            in their order; of several sum_pairs.py does
+            expert.  Of one token the last program to arrive at a tile adds those of the experts and
+            splits, in their order; of several sum_pairs.py does
   products  quantized_gemm/hopper/multiply.py; unquantized weights by wgmma from shared memory
   reads     W [E * N, K], or its words; scales, zeros and row scales [E, ...]; bias [E, N] or None.
             Rows of x that belong to no token of the expert are multiplied and not stored
@@ -36,14 +37,15 @@ from model_zoo.layers.moe.hopper.epilogue import (
     weighted,
     write_inner,
     write_pairs,
+    write_part,
 )
 from model_zoo.layers.moe.hopper.tile_list import (
     copy_rows,
     copy_weights,
     count_tiles,
     entry,
-    first_row,
     of_expert,
+    of_rows_of_x,
     of_weights,
 )
 from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
@@ -62,44 +64,46 @@ LOAD_REGISTERS = gl.constexpr(56)  # of the loading warps' threads
 def _load_weights(
     w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner, k_blocks,
     row_tiles, ahead, scale_blocks, BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr,
-    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, SPLITS: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads weights: for the first product once the list of tiles is complete."""
     if DEPENDENT:
         if GATED:
             gdc_wait()
         gdc_launch_dependents()
-    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
-    expert, row_tile = 0, 0
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K, SPLITS) * k_blocks
+    expert, row_tile, part = 0, 0, 0
     for i in range(count):
         if i % k_blocks == 0:
-            row_tile, expert = of_weights(TILES, i // k_blocks, row_tiles)
+            row_tile, expert, part = of_weights(TILES, i // k_blocks, row_tiles, SPLITS)
         wait_for_room(w_full, empty, i, ahead, STAGES)
         copy_weights(
-            w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile, i % k_blocks, i % STAGES,
-            outputs, inner, scale_blocks, BLOCKS, PER_BLOCK, GATED, GROUPS,
+            w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile,
+            part * k_blocks + i % k_blocks, i % STAGES, outputs, inner, scale_blocks, BLOCKS,
+            PER_BLOCK, GATED, GROUPS,
         )  # fmt: skip
 
 
 @gluon.jit
 def _load_rows(
     x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE: gl.constexpr,
-    GATED: gl.constexpr, TOP_K: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    GATED: gl.constexpr, TOP_K: gl.constexpr, SPLITS: gl.constexpr, STAGES: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """The warp that loads rows of x."""
     X_STAGES: gl.constexpr = rows.shape[0]
     if DEPENDENT:
         gdc_wait()
-    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
-    row = 0
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K, SPLITS) * k_blocks
+    row, part = 0, 0
     for i in range(count):
         if i % k_blocks == 0:
-            row = first_row(TILE_ROWS, i // k_blocks, row_tiles, SINGLE, GATED)
+            row, part = of_rows_of_x(TILE_ROWS, i // k_blocks, row_tiles, SINGLE, GATED, SPLITS)
         if i >= X_STAGES:  # a unit of both is released by the barrier of W's
             before = i - X_STAGES
             mbarrier.wait(empty.index(before % STAGES), (before // STAGES) & 1)
-        copy_rows(x_desc, rows, x_full, row, i % k_blocks, i % X_STAGES)
+        copy_rows(x_desc, rows, x_full, row, part * k_blocks + i % k_blocks, i % X_STAGES)
 
 
 @gluon.jit
@@ -140,7 +144,8 @@ def _compute(
     CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr,
     FACTORS: gl.constexpr, SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr,
     ACTIVATION: gl.constexpr, SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr, group: gl.constexpr,
+    SPLITS: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, DEPENDENT: gl.constexpr,
+    group: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
     X_STAGES: gl.constexpr = rows.shape[0]
@@ -149,20 +154,20 @@ def _compute(
     layout: gl.constexpr = sums_layout(WIDTH, SYNC)
     if DEPENDENT and GATED:
         gdc_wait()
-    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K) * k_blocks
+    count = count_tiles(NUM_TILES, row_tiles, SINGLE, TOP_K, SPLITS) * k_blocks
     acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
     scales, zeros = None, None
-    place, row_tile, expert, number = entry(TILES, 0, row_tiles)
+    place, row_tile, expert, number = entry(TILES, 0, row_tiles, SPLITS)
     expert = gl.where(count > 0, expert, 0)  # beyond the list is anything
     if PER_BLOCK > 0:
         scales = _of_unit(
-            SCALES, expert, row_tile, 0, outputs, inner, scale_blocks, BLOCKS,
-            PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+            SCALES, expert, row_tile, place % SPLITS * k_blocks, outputs, inner, scale_blocks,
+            BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
         )  # fmt: skip
     if ZEROS is not None:
         zeros = _of_unit(
-            ZEROS, expert, row_tile, 0, outputs, inner, scale_blocks, BLOCKS,
-            PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
+            ZEROS, expert, row_tile, place % SPLITS * k_blocks, outputs, inner, scale_blocks,
+            BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
         )  # fmt: skip
     tile, block = 0, 0
     for i in range(count):
@@ -173,15 +178,18 @@ def _compute(
             next_block = 0
             tile += 1
             if i + 1 < count:
-                next_place, next_row_tile, next_expert, next_number = entry(TILES, tile, row_tiles)
+                next_place, next_row_tile, next_expert, next_number = entry(
+                    TILES, tile, row_tiles, SPLITS
+                )
+        next_unit = next_place % SPLITS * k_blocks + next_block
         if PER_BLOCK > 0:
             next_scales = _of_unit(
-                SCALES, next_expert, next_row_tile, next_block, outputs, inner,
+                SCALES, next_expert, next_row_tile, next_unit, outputs, inner,
                 scale_blocks, BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
             )  # fmt: skip
         if ZEROS is not None:
             next_zeros = _of_unit(
-                ZEROS, next_expert, next_row_tile, next_block, outputs, inner,
+                ZEROS, next_expert, next_row_tile, next_unit, outputs, inner,
                 scale_blocks, BLOCKS, PER_BLOCK, ROW_GROUP, GATED, GROUPS, group,
             )  # fmt: skip
         mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
@@ -199,23 +207,25 @@ def _compute(
         if next_block == 0:
             r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
             n = _rows_of(row_tile, r, inner, outputs, GATED, GROUPS, group)
-            sums = weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR)
             first = row_tile * GROUPS + group  # of the runs of rows of warpgroups
-            real = 1
+            biases, row, real = 1.0, place, 1
             if not SINGLE:
+                row = gl.load(TILE_ROWS + place, cache_modifier=".cg")
                 real = gl.load(TILE_COUNTS + place, cache_modifier=".cg")
+            elif SPLITS > 1:
+                biases = (place % SPLITS == 0).to(gl.float32)
+            sums = weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR, biases)
             if GATED:
-                row = place
-                if not SINGLE:
-                    row = gl.load(TILE_ROWS + place, cache_modifier=".cg")
                 write_inner(sums, OUT, row, real, first, inner, ACTIVATION)
+            elif SINGLE:
+                write_part(sums, PARTS, SCORES, place, first, outputs, SPLITS)
+                add_pairs(
+                    acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, SPLITS * TOP_K
+                )
             else:
                 write_pairs(
-                    sums, PARTS, PAIRS, SCORES, place, expert, number, real, first, tokens,
-                    outputs, SINGLE,
-                )  # fmt: skip
-                if SINGLE:
-                    add_pairs(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, TOP_K)
+                    sums, PARTS, PAIRS, SCORES, expert, number, real, first, tokens, outputs
+                )
             acc = gl.zeros_like(acc)
         place, row_tile, expert, number = next_place, next_row_tile, next_expert, next_number
         block = next_block
@@ -232,9 +242,9 @@ def _experts_product(
     row_tiles, ahead, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, ACTIVATION: gl.constexpr,
-    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr, REGISTERS: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    SINGLE: gl.constexpr, GATED: gl.constexpr, TOP_K: gl.constexpr, SPLITS: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr,
+    REGISTERS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     WIDTH: gl.constexpr = x_desc.block_type.shape[0]
     COLUMNS: gl.constexpr = x_desc.block_type.shape[1]
@@ -256,16 +266,16 @@ def _experts_product(
                     TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
                     SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
                     PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
-                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 0,
+                    ACTIVATION, SINGLE, GATED, TOP_K, SPLITS, GROUPS, STAGES, DEPENDENT, 0,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner,
                     k_blocks, row_tiles, ahead, scale_blocks, BLOCKS, ASKED, SINGLE, GATED, TOP_K,
-                    GROUPS, STAGES, DEPENDENT,
+                    SPLITS, GROUPS, STAGES, DEPENDENT,
                 )),
                 (_load_rows, (
                     x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE,
-                    GATED, TOP_K, STAGES, DEPENDENT,
+                    GATED, TOP_K, SPLITS, STAGES, DEPENDENT,
                 )),
             ],
             [1, 1], [LOAD_REGISTERS, LOAD_REGISTERS],
@@ -278,23 +288,23 @@ def _experts_product(
                     TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
                     SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
                     PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
-                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 0,
+                    ACTIVATION, SINGLE, GATED, TOP_K, SPLITS, GROUPS, STAGES, DEPENDENT, 0,
                 )),
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, BIAS, TILES,
                     TILE_ROWS, TILE_COUNTS, NUM_TILES, PAIRS, SCORES, PARTS, ARRIVED, SHARED,
                     SHARED_GATE, OUT, tokens, outputs, inner, k_blocks, row_tiles, scale_blocks,
                     PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR,
-                    ACTIVATION, SINGLE, GATED, TOP_K, GROUPS, STAGES, DEPENDENT, 1,
+                    ACTIVATION, SINGLE, GATED, TOP_K, SPLITS, GROUPS, STAGES, DEPENDENT, 1,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, TILES, NUM_TILES, outputs, inner,
                     k_blocks, row_tiles, ahead, scale_blocks, BLOCKS, ASKED, SINGLE, GATED, TOP_K,
-                    GROUPS, STAGES, DEPENDENT,
+                    SPLITS, GROUPS, STAGES, DEPENDENT,
                 )),
                 (_load_rows, (
                     x_desc, rows, x_full, empty, TILE_ROWS, NUM_TILES, k_blocks, row_tiles, SINGLE,
-                    GATED, TOP_K, STAGES, DEPENDENT,
+                    GATED, TOP_K, SPLITS, STAGES, DEPENDENT,
                 )),
             ],
             [4, 1, 1], [REGISTERS, LOAD_REGISTERS, LOAD_REGISTERS],

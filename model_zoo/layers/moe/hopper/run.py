@@ -74,7 +74,8 @@ def run_hopper(
     between = x.new_empty(pairs, inner)
     out = torch.empty(tokens, hidden, dtype=x.dtype, device=x.device)
     dtype = torch.float32 if tokens <= FEW else x.dtype
-    parts = torch.empty(pairs, hidden, dtype=dtype, device=x.device)
+    splits = tiles.down_splits if single else 1
+    parts = torch.empty(pairs * splits, hidden, dtype=dtype, device=x.device)
     listed = ids, weights, found
     _product(experts, tiles, rows, between, listed, most, gated=True)
     _product(experts, tiles, between, out, listed, most, False, parts, shared, shared_gate)
@@ -110,17 +111,20 @@ def _product(
     lists = (ids, None, None, None, None)
     if found is not None:
         lists = found.tiles, found.tile_rows, found.tile_counts, found.num_tiles, found.pairs
+    k_blocks = -(-stack.inputs // ring.columns)
+    splits = tiles.down_splits if found is None and not gated else 1
+    assert k_blocks % splits == 0
     box = [height, ring.columns * bits // (16 if bits == 16 else 32)]
     unit_bytes = tiles.groups * HEIGHT * ring.columns * bits // 8
-    _experts_product[(min(tiles.programs, most * row_tiles),)](
+    _experts_product[(min(tiles.programs, most * splits * row_tiles),)](
         tma_desc(weight.words, box), tma_desc(x, [tiles.rows, ring.columns], weight.swizzle),
         *weight.tensors, *lists, scores, parts, workspace(x.device)[1], shared, shared_gate, out,
         found.pairs.shape[1] if found is not None else 1, stack.outputs, experts.inner,
-        -(-stack.inputs // ring.columns), row_tiles,
+        k_blocks // splits, row_tiles,
         units_in_flight(unit_bytes, ring.stages, tiles.resident), -(-weight.columns // BLOCK),
         **weight.constants, ACTIVATION=experts.activation, SINGLE=found is None, GATED=gated,
-        TOP_K=experts.top_k, GROUPS=tiles.groups, STAGES=ring.stages, X_STAGES=ring.x_stages,
-        SWIZZLE=weight.swizzle,
+        TOP_K=experts.top_k, SPLITS=splits, GROUPS=tiles.groups, STAGES=ring.stages,
+        X_STAGES=ring.x_stages, SWIZZLE=weight.swizzle,
         REGISTERS=(3 * tiles.registers - 56) // 16 * 8, num_warps=4, maxnreg=tiles.registers,
         **dependent_launch(x.device),
     )  # fmt: skip

@@ -2,9 +2,11 @@
 
 A tile is ROWS rows of one expert's weight times at most WIDTH rows of x of tokens that chose the
 expert; a unit is a run of columns of it.  A program has every num_programs-th tile, and each
-expert's tiles are consecutive, so that programs read neighbouring memory at the same time.
+expert's tiles are consecutive, so that programs read neighbouring memory at the same time.  In
+SPLITS places of the list are the same tiles, each with an equal part of the columns.
 
     entry           where a tile is in the list, and what of an expert's weight it has
+    of_weights, of_rows_of_x    the same, for the warps that load
     of_expert       where an expert's scales are
     copy_weights    the copies of a unit's pieces, by TMA
     copy_rows       the copy of a unit's columns of x
@@ -23,40 +25,48 @@ EXPERTS = gl.constexpr(MAX_EXPERTS)
 
 
 @gluon.jit
-def count_tiles(NUM_TILES, row_tiles, SINGLE: gl.constexpr, TOP_K: gl.constexpr):
+def count_tiles(
+    NUM_TILES, row_tiles, SINGLE: gl.constexpr, TOP_K: gl.constexpr, SPLITS: gl.constexpr
+):
     """Tiles of the program; reads that bypass L1, as all of the list (dependent_launch.py)."""
-    tiles = TOP_K * row_tiles
+    tiles = TOP_K * SPLITS * row_tiles
     if not SINGLE:
         tiles = gl.load(NUM_TILES, cache_modifier=".cg") * row_tiles
     return (tiles - gl.program_id(0) + gl.num_programs(0) - 1) // gl.num_programs(0)
 
 
 @gluon.jit
-def entry(TILES, i, row_tiles):
+def entry(TILES, i, row_tiles, SPLITS: gl.constexpr):
     """Tile i of the program -> (place in the list, tile of W's rows, expert, its how-manieth)."""
     tile = gl.program_id(0) + i * gl.num_programs(0)
     place = tile // row_tiles
-    word = gl.load(TILES + place, cache_modifier=".cg")
+    word = gl.load(TILES + place // SPLITS, cache_modifier=".cg")
     return place, tile % row_tiles, word % EXPERTS, word // EXPERTS
 
 
 @gluon.jit
-def of_weights(TILES, i, row_tiles):
-    """Tile i of the program -> (tile of W's rows, expert)."""
+def of_weights(TILES, i, row_tiles, SPLITS: gl.constexpr):
+    """Tile i of the program -> (tile of W's rows, expert, part of the columns)."""
     tile = gl.program_id(0) + i * gl.num_programs(0)
-    word = gl.load(TILES + tile // row_tiles, cache_modifier=".cg")
-    return tile % row_tiles, word % EXPERTS
+    place = tile // row_tiles
+    word = gl.load(TILES + place // SPLITS, cache_modifier=".cg")
+    return tile % row_tiles, word % EXPERTS, place % SPLITS
 
 
 @gluon.jit
-def first_row(TILE_ROWS, i, row_tiles, SINGLE: gl.constexpr, GATED: gl.constexpr):
-    """Of x, of tile i: one token has a single row, and as many inner ones as experts."""
+def of_rows_of_x(
+    TILE_ROWS, i, row_tiles, SINGLE: gl.constexpr, GATED: gl.constexpr, SPLITS: gl.constexpr
+):
+    """Tile i of the program -> (its first row of x, part of the columns).
+
+    One token has a single row, and as many inner ones as experts.
+    """
     place = (gl.program_id(0) + i * gl.num_programs(0)) // row_tiles
     if SINGLE:
-        row = place * 0 if GATED else place
+        row = place * 0 if GATED else place // SPLITS
     else:
         row = gl.load(TILE_ROWS + place, cache_modifier=".cg")
-    return row
+    return row, place % SPLITS
 
 
 @gluon.jit

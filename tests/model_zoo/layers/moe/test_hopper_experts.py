@@ -20,6 +20,7 @@ from runtime.precompile.pool import Compilers
 from tests.support.interpreter.gluon_interpreter import interpreted
 from tests.support.kernels.expert_cases import ROUTINGS, exactly, make_experts, routing
 from tests.support.kernels.quantized_cases import KINDS
+from tests.support.kernels.shipped_experts import experts_of
 
 BF16, FP16 = torch.bfloat16, torch.float16
 CORNERS = {"int4 g32 zeros", "nvfp4", "mxfp4", "fp8 block", "fp8 row"}
@@ -153,6 +154,45 @@ def test_activations_biases_and_the_shared_expert(device: str, tokens: int, acti
     wide = torch.randn(tokens, 7, device=device).to(FP16)
     for gate in (None, wide[:, 6]):
         check(experts, tokens, SMALL, shared=shared, gate=gate)
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize(
+    "weights, tiles",
+    [
+        (None, SMALL),
+        ("mxfp4", SMALL),
+        ("fp8 row", TWO_WARPGROUPS),
+        pytest.param("int4 g32 zeros", TWO_WARPGROUPS, marks=pytest.mark.slow),
+    ],
+)
+def test_parts_of_the_columns_of_one_token_are_added(
+    device: str, tiles: HopperTiles, weights: str | None
+):
+    """The bias and the shared expert once."""
+    experts = some_experts(
+        device, BF16, num_experts=3, hidden=160, inner=1024, bias=True, weights=weights
+    )
+    bits = {None: 16, "fp8 row": 8}.get(weights, 4)
+    units = -(-experts.inner // tiles.ring(bits, experts.inner).columns)
+    shared = torch.randn(1, experts.hidden, device=device).to(BF16)
+    for splits in {2, units}:
+        check(experts, 1, replace(tiles, down_splits=splits), shared=shared)
+    check(experts, 3, replace(tiles, down_splits=2))  # of several tokens there are none
+
+
+def test_programs_have_equal_shares_of_one_tokens_tiles():
+    """gpt-oss's 180 in two parts for 396 programs; Qwen3-30B-A3B's 256 are enough for 264."""
+    for experts, programs, splits in (
+        (experts_of("mxfp4"), 396, {1, 2}),
+        (experts_of(None), 264, {1}),
+    ):
+        stacks = experts.gate_up, experts.down
+        found = hopper_candidates(132, 1, experts.top_k, experts.num_experts, *stacks)
+        assert {t.down_splits for t in found if t.programs == programs} == splits
+        found = hopper_candidates(132, 8, experts.top_k, experts.num_experts, *stacks)
+        assert {t.down_splits for t in found} == {1}
 
 
 def test_experts_that_the_kernels_do_not_know_are_not_served():
