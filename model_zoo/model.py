@@ -49,7 +49,7 @@ class Model(nn.Module, ABC):
         self.link_layers()
 
     def link_layers(self) -> None:
-        """Tell the last GEMM of each of `layers` which norm follows, and what that is for."""
+        """Tell the last GEMM of each of `layers` which norm follows it, and with which consumer."""
 
     @abstractmethod
     def forward(self, inp: ModelInput) -> Tensor:

@@ -183,8 +183,9 @@ def decode_hopper(
 ) -> None:
     """Attention of the plan's rows as `decode`; bfloat16, float16 and float8 pages.
 
-    The plan must not be queued; its block is a multiple of the page, or of 64.  The kernel before
-    may write K and V at the positions of this step's tokens only: the rest is read without a wait.
+    The plan must not be queued; its block is a multiple of the page, or of 64.  Kernels since
+    the planner's may write K and V at the positions of the plan's tokens only (q_len of each row):
+    the rest is read without a wait.
     overlap  launches a kernel between this one and its combine
     """
     q, k, spec = inputs.q, inputs.k, plan.spec

@@ -30,8 +30,8 @@ def load_work_tiles(
 ):  # fmt: skip
     """Load the blocks of the program's work tiles: page ids, then a TMA box per page of K and V.
 
-    Dependents are launched when the ring has been filled once, or before the first wait for the
-    preceding kernel; OVERLAPPED: by the warps that compute, after their wait.
+    Dependents are launched before the block that fills the ring, or that first waits for the
+    preceding kernel, is loaded; OVERLAPPED: by the warps that compute, after their wait.
 
     A page that no query sees is replaced by one past the pool's end, which loads zeros.
     """

@@ -69,24 +69,23 @@ def batch_of(
     assert pool.layout is not None
     size, windows = pool.page_size, pool.layout.windows
     counts = [-(-kv_len // size) for _, kv_len in rows]
-    needed = sum(counts) * len(windows)
-    if needed > pool.num_pages or (pool.states and len(rows) > pool.states.num_states):
-        return None
-    pages = iter(rng.sample(range(pool.num_pages), needed))
     starts = [kv_len - q_len for q_len, kv_len in rows]
-    new_pages = [
-        NO_PAGE if window and (page + 1) * size <= start - window else next(pages)
+    is_held = [
+        not window or (page + 1) * size > start - window
         for start, count in zip(starts, counts, strict=True)
         for page in range(count)
         for window in windows
     ]
+    if sum(is_held) > pool.num_pages or (pool.states and len(rows) > pool.states.num_states):
+        return None
+    pages = iter(rng.sample(range(pool.num_pages), sum(is_held)))
     return make_batch(
         slots=list(range(len(rows))),
         starts=starts,
         q_lens=[q_len for q_len, _ in rows],
         tokens=[rng.randrange(vocab) for q_len, _ in rows for _ in range(q_len)],
         num_new_pages=counts,
-        new_pages=new_pages,
+        new_pages=[next(pages) if held else NO_PAGE for held in is_held],
         sample=[True] * len(rows),
         decode_rows=sum(q_len == 1 for q_len, _ in rows),
         new_rows=[NewRow(row, SAMPLED_PARAMS, row, 1, []) for row in range(len(rows))],
@@ -173,6 +172,7 @@ def bench_steps(
     for rows in shape:
         batch = batch_of(rows, pool, loaded.ready.vocab_size, rng)
         if batch is None:
+            print(f"{len(rows):>5} rows of {rows[0][1]} tokens: too few pages or states")
             continue
         replay = captured(runner, batch)
         took = milliseconds(replay, 0.1)

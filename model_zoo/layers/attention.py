@@ -83,6 +83,8 @@ class Attention(nn.Module):
         q = self._prepare(qkv, inp, cos_sin)
         if logit_rows is not None:
             q = q.index_select(0, logit_rows)
+            # Of a row's tokens only the last is in this plan, the keys of the others are written: a
+            # planner's kernel starts after all before it.
             meta = inp.backend.plan(meta.of_last_tokens(), inp.kv)
         mixed = inp.backend.attend(
             q,

@@ -293,9 +293,13 @@ class Linear(nn.Module):
         """
         self._next = ((norm, consumer),)
 
+    def precedes_nothing(self) -> None:
+        """No norm follows, or one without a Consumer."""
+        self._next = ()
+
     @property
     def adds_to_residual(self) -> bool:
-        """Whether `precedes` has been called."""
+        """Whether a norm follows, by `precedes`."""
         return bool(self._next)
 
     def norming_gemm(self, rows: int) -> NormingGemm | None:

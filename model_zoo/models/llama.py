@@ -78,6 +78,8 @@ class Llama(Model):
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
                 layer.mlp.down.precedes(following.attention_norm, following.attention.qkv)
+        if isinstance(self.layers[-1].mlp, SwigluMLP):
+            self.layers[-1].mlp.down.precedes_nothing()
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]

@@ -126,6 +126,8 @@ class Qwen35(Model):
         for layer, following in pairwise(self.layers):
             if isinstance(layer.mlp, SwigluMLP):
                 layer.mlp.down.precedes(following.mixer_norm, following.consumer)
+        if isinstance(self.layers[-1].mlp, SwigluMLP):
+            self.layers[-1].mlp.down.precedes_nothing()
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]

@@ -31,7 +31,7 @@ def pool_of(layout: KVLayout, pages: int, states: int = 0) -> KVPool:
 
 
 def test_a_row_has_a_page_of_each_group_but_behind_its_window():
-    batch = batch_of([(1, 100), (3, 30)], pool_of(TWO_GROUPS, 18), 131, random.Random(0))
+    batch = batch_of([(1, 100), (3, 30)], pool_of(TWO_GROUPS, 14), 131, random.Random(0))
     assert batch is not None and batch.num_new_pages.tolist() == [7, 2]
     pages = batch.new_pages.reshape(-1, 2)
     assert pages[:7, 1].tolist().count(NO_PAGE) == 4, "the token at 99 sees 76 to 99"
@@ -49,5 +49,5 @@ def test_a_row_has_a_state_where_the_model_has_states(states: int):
 def test_there_is_no_batch_for_which_the_pool_is_too_small():
     rng, rows = random.Random(0), [(1, 40), (1, 40)]
     assert batch_of(rows, pool_of(KVLayout.uniform(1), 5), 131, rng) is None
-    assert batch_of(rows, pool_of(TWO_GROUPS, 11), 131, rng) is None
+    assert batch_of(rows, pool_of(TWO_GROUPS, 9), 131, rng) is None
     assert batch_of(rows, pool_of(KVLayout.uniform(1), 8, states=1), 131, rng) is None

@@ -28,6 +28,7 @@ COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache
 # At least MIN_CALLS, so that a replay takes long beside its two events; fewer if they read so much.
 LONG_BYTES = 1 << 30
 MIN_CALLS, REPLAYS = 6, 5
+SMALL_BYTES, SMALL_CALLS = 1 << 20, 24  # of weights that take no longer than their launch
 # Of many rows, which take longer and vary less.
 MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
 
@@ -159,9 +160,11 @@ class GemmTimer:
 def calls_of(num_bytes: int, weights: int, least: int) -> int:
     """Calls of a replay, over so many weights of so many bytes in turn; least: as MIN_CALLS.
 
-    No more than there are weights for the sake of COLD_BYTES: those of gpt-oss's routers are 4 MB
-    in all layers, and 850 calls took a start the time for all other layers.
+    More calls than weights read nothing that is colder.  With the 850 calls that read COLD_BYTES of
+    gpt-oss's routers, 4 MB in all layers, a start had no time left for the other layers.
     """
+    if num_bytes < SMALL_BYTES:
+        least = SMALL_CALLS
     cold = min(-(-COLD_BYTES // num_bytes), weights)
     return max(cold, min(least, -(-LONG_BYTES // num_bytes)))
 

@@ -100,8 +100,8 @@ def test_layers_of_a_shortened_model_compute_the_norms_of_those_that_follow_in_i
     """A GPU's first steps run so: without the layers between some of them."""
     write_checkpoint("qwen3.5-text", tmp_path)
     path = tmp_path / "config.json"
-    kinds = [*["linear_attention"] * 3, "full_attention"] * 2
-    values = json.loads(path.read_text()) | {"layer_types": kinds, "num_hidden_layers": 8}
+    kinds = [*["linear_attention"] * 3, "full_attention"] * 3
+    values = json.loads(path.read_text()) | {"layer_types": kinds, "num_hidden_layers": 12}
     path.write_text(json.dumps(values))
     config = read_config(tmp_path)
     model = build(config, torch.float32, torch.device("cpu")).eval()

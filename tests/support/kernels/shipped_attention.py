@@ -77,10 +77,15 @@ def call_decode(head_dim: int, kv_dtype: torch.dtype) -> None:
 
 
 def call_decode_hopper(
-    head_dim: int, kv_dtype: torch.dtype, group: int = GROUP, row_tokens: int = 1
+    head_dim: int,
+    kv_dtype: torch.dtype,
+    group: int = GROUP,
+    row_tokens: int = 1,
+    overlap: Callable[[], None] | None = None,
 ) -> None:
     step = ShippedStep(head_dim, kv_dtype, group)
-    decode_hopper(step.inputs, split_plan(head_dim, 132, group, row_tokens))
+    plan = split_plan(head_dim, 132, group, row_tokens)
+    decode_hopper(step.inputs, plan, overlap=overlap)
 
 
 def call_flash2(head_dim: int, kv_dtype: torch.dtype, q_len: int) -> None:
@@ -205,6 +210,9 @@ for name, (head_dim, kv_dtype) in TENSORS.items():
     ATTENTION[f"batch_invariant {name}"] = partial(call_batch_invariant, head_dim, kv_dtype)
     ATTENTION[f"write_kv {name}"] = partial(call_write_kv, head_dim, kv_dtype)
     ATTENTION[f"decode_hopper {name}"] = partial(call_decode_hopper, head_dim, kv_dtype)
+    ATTENTION[f"decode_hopper {name}, beside a prompt"] = partial(
+        call_decode_hopper, head_dim, kv_dtype, overlap=lambda: None
+    )
     ATTENTION[f"flash2 {name}"] = partial(call_flash2, head_dim, kv_dtype, 1)
     for group, tokens in ((4, 4), (4, 8), (8, 8)):
         ATTENTION[f"decode_hopper {name}, {tokens} tokens of {group}"] = partial(

@@ -4,8 +4,8 @@ weighted     sums times the scales of their rows, plus the bias
 activated    as expert_tile.py has it
 write_inner  of the first product: activated values of a tile's rows of x
 write_pairs  of the second: a tile's outputs times the weights of their pairs
-write_part   the same, of one token and of a part of the columns
-add_pairs    one token's outputs, of all experts and parts, added by the last program to arrive
+write_row    the same, of one token and of a part of the columns
+add_rows     one token's outputs, of all experts and parts, added by the last program to arrive
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ HALF = gl.constexpr(32)  # gates of a warpgroup's tile
 
 
 @gluon.jit
-def weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR: gl.constexpr, biases=1.0):
-    """acc [HEIGHT, WIDTH] of rows n of an expert's weight; biases: 0 or 1."""
+def weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR: gl.constexpr, bias_factor=1.0):
+    """acc [HEIGHT, WIDTH] of rows n of an expert's weight; bias_factor: 0 without the bias."""
     at = expert.to(gl.int64) * outputs + n
     if ROW_SCALES is not None:
         acc = acc * (gl.load(ROW_SCALES + at).to(gl.float32) * FACTOR)[:, None]
     elif FACTOR != 1.0:
         acc = acc * FACTOR
     if BIAS is not None:
-        acc = acc + (gl.load(BIAS + at).to(gl.float32) * biases)[:, None]
+        acc = acc + (gl.load(BIAS + at).to(gl.float32) * bias_factor)[:, None]
     return acc
 
 
@@ -94,7 +94,7 @@ def write_pairs(
 
 
 @gluon.jit
-def write_part(sums, PARTS, SCORES, place, first, outputs, SPLITS: gl.constexpr):
+def write_row(sums, PARTS, SCORES, place, first, outputs, SPLITS: gl.constexpr):
     """Row `place` of PARTS [*, outputs] float32, of run `first` of HEIGHT outputs: sums[:, 0] times
     the weight of the expert."""
     score = gl.load(SCORES + place // SPLITS, cache_modifier=".cg")
@@ -105,7 +105,7 @@ def write_part(sums, PARTS, SCORES, place, first, outputs, SPLITS: gl.constexpr)
 
 
 @gluon.jit
-def add_pairs(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, COUNT: gl.constexpr):
+def add_rows(acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, COUNT: gl.constexpr):
     """OUT [outputs] of one token, of run `first` of HEIGHT outputs, when all COUNT rows of PARTS
     are there."""
     cta_barrier()

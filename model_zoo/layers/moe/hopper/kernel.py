@@ -33,11 +33,11 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from model_zoo.layers.gemm.hopper.rings import ring_barriers
 from model_zoo.layers.gemm.hopper.stream_k import wait_for_room
 from model_zoo.layers.moe.hopper.epilogue import (
-    add_pairs,
+    add_rows,
     weighted,
     write_inner,
     write_pairs,
-    write_part,
+    write_row,
 )
 from model_zoo.layers.moe.hopper.tile_list import (
     copy_rows,
@@ -208,18 +208,18 @@ def _compute(
             r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
             n = _rows_of(row_tile, r, inner, outputs, GATED, GROUPS, group)
             first = row_tile * GROUPS + group  # of the runs of rows of warpgroups
-            biases, row, real = 1.0, place, 1
+            bias_factor, row, real = 1.0, place, 1
             if not SINGLE:
                 row = gl.load(TILE_ROWS + place, cache_modifier=".cg")
                 real = gl.load(TILE_COUNTS + place, cache_modifier=".cg")
             elif SPLITS > 1:
-                biases = (place % SPLITS == 0).to(gl.float32)
-            sums = weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR, biases)
+                bias_factor = (place % SPLITS == 0).to(gl.float32)
+            sums = weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR, bias_factor)
             if GATED:
                 write_inner(sums, OUT, row, real, first, inner, ACTIVATION)
             elif SINGLE:
-                write_part(sums, PARTS, SCORES, place, first, outputs, SPLITS)
-                add_pairs(
+                write_row(sums, PARTS, SCORES, place, first, outputs, SPLITS)
+                add_rows(
                     acc, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, first, outputs, SPLITS * TOP_K
                 )
             else:

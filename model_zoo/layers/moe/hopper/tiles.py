@@ -98,8 +98,12 @@ def hopper_candidates(
         found = [HopperTiles(*sizes, sync=True) for sizes in (two, three, large)]
         found.append(HopperTiles(*three))
     found = [tiles for tiles in found if tiles.serves(tokens, gate_up, down)]
-    if tokens == 1:
-        found += [replace(tiles, down_splits=_splits(tiles, top_k, down)) for tiles in found]
+    if tokens == 1 and gate_up.experts == experts:  # a part of them has lists of their tokens
+        found += [
+            replace(tiles, down_splits=_splits(tiles, top_k, down))
+            for tiles in found
+            if tiles.sync or down.packed is None  # wgmma of packed weights would spill registers
+        ]
     return list(dict.fromkeys(found))
 
 
