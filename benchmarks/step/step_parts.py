@@ -2,8 +2,8 @@
 
 A step's block is sent once and its graph replayed: tokens are sampled anew, lengths stay.
 Pages are scattered over a pool of random numbers.  The floor is the time in which the step's bytes
-(weights once, keys and values of all rows) can be read at the given bandwidth, or its GEMMs
-computed, whichever is longer.
+(weights once, of experts those that are chosen, keys and values of all rows) can be read at the
+given bandwidth, or its GEMMs computed, whichever is longer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ import torch
 
 from attention.kv_pool import KVPool
 from benchmarks.attention.timing import elapsed_us
+from model_zoo.layers.linear import Linear
+from model_zoo.layers.moe.experts import Experts
+from model_zoo.model import Model
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
@@ -38,25 +41,58 @@ PARTS = {
 
 
 @dataclass(frozen=True)
-class WeightSizes:
-    """Of a model, for floors."""
+class ExpertSizes:
+    """Of the experts of a layer."""
 
-    weight_bytes: int  # that a step reads: no embedding, unless it is the head too
+    count: int  # of which each token gets top_k
+    top_k: int
+    bytes_each: float
+    gemms: int  # multiplications of a token
+
+    def bytes_read(self, tokens: int) -> float:
+        """By so many tokens with random experts, on average."""
+        chosen = self.count * (1 - (1 - self.top_k / self.count) ** tokens)
+        return chosen * self.bytes_each
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """What steps of a model read and multiply, for floors; states are left out."""
+
+    weight_bytes: int  # that a step reads, whatever its tokens: no embedding, no experts
     kv_bytes: int  # of a token in all layers
-    gemms: int  # multiplications of a token outside of the head
-    head: int  # and in it
+    gemms: int  # multiplications of a token outside of the head and of experts
+    head: int  # and in the head
+    experts: tuple[ExpertSizes, ...] = ()  # of each layer that has some
+
+    def floor_ms(self, rows: list[tuple[int, int]], bandwidth: float) -> float:
+        """Milliseconds of a step of rows (q_len, KV length)."""
+        tokens, kv = sum(q_len for q_len, _ in rows), sum(kv_len for _, kv_len in rows)
+        read = self.weight_bytes + sum(experts.bytes_read(tokens) for experts in self.experts)
+        gemms = self.gemms + sum(experts.gemms for experts in self.experts)
+        computed = 2 * (tokens * gemms + len(rows) * self.head) / FLOPS
+        return 1000 * max((read + kv * self.kv_bytes) / bandwidth, computed)
 
 
-def sizes_of(runner: GraphExecutor) -> WeightSizes:
-    model, kv = runner._model, runner._step.kv
-    assert isinstance(model, torch.nn.Module)
-    linear = {id(p): p for n, p in model.named_parameters() if "embedding" not in n and p.ndim == 2}
-    head = model.head.weight
-    linear.pop(id(head), None)
-    inner = sum(p.numel() for p in linear.values())
-    kv_bytes = 2 * kv.k[:, 0, :, 0].numel() * kv.k.element_size()
-    weight_bytes = (inner + head.numel()) * head.element_size()
-    return WeightSizes(weight_bytes, kv_bytes, inner, head.numel())
+def sizes_of(model: Model, kv: KVPool) -> StepSizes:
+    inner = [m for name, m in model.named_modules() if name.startswith("layers.")]
+    linears = [module for module in inner if isinstance(module, Linear)]
+    mixtures = [module for module in inner if isinstance(module, Experts)]
+    return StepSizes(
+        weight_bytes=sum(linear.operand.nbytes for linear in (*linears, model.head)),
+        kv_bytes=2 * kv.k[:, 0, :, 0].numel() * kv.k.element_size(),
+        gemms=sum(linear.outputs * linear.inputs for linear in linears),
+        head=model.head.outputs * model.head.inputs,
+        experts=tuple(
+            ExpertSizes(
+                each.all_experts,
+                each.top_k,
+                each.nbytes / each.num_experts,
+                3 * each.top_k * each.hidden * each.inner,
+            )
+            for each in mixtures
+        ),
+    )
 
 
 def batch_of(
@@ -149,20 +185,15 @@ def parts_of(replay: Callable[[], object]) -> tuple[dict[str, float], dict[str, 
     return parts, kernels
 
 
-def floor_ms(rows: list[tuple[int, int]], sizes: WeightSizes, bandwidth: float) -> float:
-    tokens, kv = sum(q_len for q_len, _ in rows), sum(kv_len for _, kv_len in rows)
-    read = (sizes.weight_bytes + kv * sizes.kv_bytes) / bandwidth
-    computed = 2 * (tokens * sizes.gemms + len(rows) * sizes.head) / FLOPS
-    return 1000 * max(read, computed)
-
-
 def bench_steps(
     loaded: Loaded, shape: list[list[tuple[int, int]]], *, bandwidth: float, kernels: bool
 ) -> None:
     """A line a step; each is a list of rows (q_len, KV length)."""
     runner = loaded.executor
     assert isinstance(runner, GraphExecutor), "a GPU is needed"
-    sizes, pool = sizes_of(runner), runner._step.kv
+    model, pool = runner._model, runner._step.kv
+    assert isinstance(model, Model)
+    sizes = sizes_of(model, pool)
     for tensor in (pool.k, pool.v):
         for layer in tensor:
             layer.copy_(torch.randn(layer.shape, dtype=torch.bfloat16, device=layer.device))
@@ -178,7 +209,7 @@ def bench_steps(
         took = milliseconds(replay, 0.1)
         parts, by_kernel = parts_of(replay)
         cells = "".join(f"{us / 1000:>10.3f}" for us in parts.values())
-        floor = floor_ms(rows, sizes, bandwidth)
+        floor = sizes.floor_ms(rows, bandwidth)
         print(
             f"{len(rows):>5} {len(batch.tokens):>6} {rows[0][1]:>7} {took:>8.3f}{cells}"
             f"{floor:>8.3f} {floor / took:>6.1%}",
