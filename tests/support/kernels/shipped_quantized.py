@@ -9,7 +9,6 @@ from functools import partial
 import torch
 
 from model_zoo.layers.gemm.implementations import Gate
-from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
@@ -21,7 +20,6 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
-from model_zoo.layers.quantized_gemm.tiled_fp8 import TiledFp8Gemm, TiledRows, TileOrder
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -120,19 +118,6 @@ def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
     gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), gate)
 
 
-def call_tiled(gemm: TiledFp8Gemm, rows: int, what: str) -> None:
-    x = TiledRows.room_for((rows, INPUTS), gemm.order, BF16, META)
-    order = TileOrder(2, 8)
-    if what == "gated":
-        gemm.gated(x, weight("fp8 row"), None, "silu", order)
-    elif what == "norm":
-        with META:
-            norm = RMSNorm(OUTPUTS, 1e-6, BF16)
-        gemm.add_to(tensor(rows, OUTPUTS), x, weight("fp8 row"), None, norm, order)
-    else:
-        gemm.multiply(x, weight("fp8 row"), tensor(OUTPUTS))
-
-
 QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
@@ -168,13 +153,5 @@ for kind in FP8_KINDS:
             name += ", split" if gemm.split_units == 1 else ""
             QUANTIZED[name] = partial(call_fp8_product, gemm, rows, None)
             QUANTIZED[f"{name}, gated"] = partial(call_fp8_product, gemm, rows, "silu")
-for rows in (8, 16, 32):
-    for what in ("", "norm"):
-        tiled_gemm = TiledFp8Gemm(64, 512, 5, 96, 8)
-        QUANTIZED[f"tiled {what} at {rows}"] = partial(call_tiled, tiled_gemm, rows, what)
-    tiled_gemm = TiledFp8Gemm(128, 256, 5, 48, 16)
-    QUANTIZED[f"tiled gated at {rows}"] = partial(call_tiled, tiled_gemm, rows, "gated")
-tiled_gemm = TiledFp8Gemm(32, 1024, 5, 128, 4)
-QUANTIZED["tiled two runs at 8"] = partial(call_tiled, tiled_gemm, 8, "")
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)
