@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+from typing import Any
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.normed_rows import NormOutput
-from model_zoo.layers.quantized_rows import ScaleKind
+from model_zoo.layers.normed_rows import Norm, NormOutput
+from model_zoo.layers.quantized_rows import Consumer, ScaleKind
 from model_zoo.layers.swiglu_linear import SwigluLinear
 
 
@@ -38,6 +42,22 @@ class SwigluMLP(nn.Module):
     def forward(self, x: NormOutput) -> Tensor:
         """x [T, size] -> [T, size]."""
         return self.down(self.gate_up.swiglu(x, consumer=self.down))
+
+
+def link_mlps(
+    layers: Sequence[Any] | nn.ModuleList, first_norm: Callable[[Any], tuple[Norm, Consumer]]
+) -> None:
+    """Tell the last GEMM of each SwigluMLP, a layer's `mlp`, which norm follows.
+
+    first_norm  of a layer, and what takes that norm's output; none follows the last layer
+    """
+    for layer, following in zip_longest(layers, layers[1:]):
+        if not isinstance(layer.mlp, SwigluMLP):
+            continue
+        if following is None:
+            layer.mlp.down.precedes_nothing()
+        else:
+            layer.mlp.down.precedes(*first_norm(following))
 
 
 class MLP(nn.Module):

@@ -5,8 +5,6 @@ They differ in biases, q/k norm, rope, windows, sinks and experts, as ModelConfi
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from torch import Tensor, nn
 
 from model_zoo.config import ModelConfig
@@ -15,7 +13,7 @@ from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.mlp import SwigluMLP
+from model_zoo.layers.mlp import SwigluMLP, link_mlps
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormOutput
@@ -75,11 +73,7 @@ class Llama(Model):
 
     def link_layers(self) -> None:
         """As Model.link_layers."""
-        for layer, following in pairwise(self.layers):
-            if isinstance(layer.mlp, SwigluMLP):
-                layer.mlp.down.precedes(following.attention_norm, following.attention.qkv)
-        if isinstance(self.layers[-1].mlp, SwigluMLP):
-            self.layers[-1].mlp.down.precedes_nothing()
+        link_mlps(self.layers, lambda layer: (layer.attention_norm, layer.attention.qkv))
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]

@@ -9,7 +9,6 @@ images of Qwen3-VL, whose features replace embeddings alone.
 from __future__ import annotations
 
 from functools import partial
-from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -22,7 +21,7 @@ from model_zoo.layers.delta_net.block import DeltaNet, delta_net_rows
 from model_zoo.layers.delta_net.inputs import DeltaNetRows
 from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.mlp import SwigluMLP
+from model_zoo.layers.mlp import SwigluMLP, link_mlps
 from model_zoo.layers.moe.block import MoE
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormOutput
@@ -123,11 +122,7 @@ class Qwen35(Model):
 
     def link_layers(self) -> None:
         """As Model.link_layers."""
-        for layer, following in pairwise(self.layers):
-            if isinstance(layer.mlp, SwigluMLP):
-                layer.mlp.down.precedes(following.mixer_norm, following.consumer)
-        if isinstance(self.layers[-1].mlp, SwigluMLP):
-            self.layers[-1].mlp.down.precedes_nothing()
+        link_mlps(self.layers, lambda layer: (layer.mixer_norm, layer.consumer))
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.mixer_norm for layer in self.layers), self.norm]

@@ -17,8 +17,8 @@ MAX_STAGES = 8
 SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
 WIDEST_ROWS = 128
 WIDE_ROWS, WIDE_BYTES = 64, 200 << 10  # of more rows the epilogue takes 16 KiB
-MAX_SPLITS = 4  # of K: each has an output of its own to add
 REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise
+MAX_SPLITS = 4  # of K: each has an output of its own to add
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,6 @@ from model_zoo.layers.gemm.autotune_cache import (
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, GemmImpl, SkinnyGemm, SplitK
 from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm, UnfusedSwiglu
-from model_zoo.layers.gemm.timing import MIN_CALLS, SMALL_CALLS, calls_of
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.swiglu_linear import SwigluLinear
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -124,17 +123,6 @@ def test_gemms_of_gated_layers_are_timed_with_their_activation():
 def test_a_shape_with_one_implementation_gets_it():
     found = choose({place(1): [layer()]}, lambda _: WAYS[:1], lambda *_: [0.0], 60.0)
     assert found == {place(1): CublasGemm()}
-
-
-def test_calls_read_more_than_the_cache_holds_where_there_are_so_many_weights():
-    """Of 48 routers of 184 kB none is ever out of the L2 cache, however often they are called."""
-    calls = {
-        "routers": calls_of(184 << 10, 48, MIN_CALLS),
-        "one small layer": calls_of(184 << 10, 1, MIN_CALLS),
-        "layers of 5 MiB": calls_of(5 << 20, 64, MIN_CALLS),
-        "layers of 360 MiB": calls_of(360 << 20, 64, MIN_CALLS),
-    }
-    assert list(calls.values()) == [48, SMALL_CALLS, 30, 3]
 
 
 def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCaptureFixture):

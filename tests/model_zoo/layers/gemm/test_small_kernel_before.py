@@ -1,4 +1,4 @@
-"""The kernel before a GEMM that is timed, and which layers autotuning tells apart by it."""
+"""How GEMMs are timed: the kernel before, which layers autotuning tells apart by it, how often."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from model_zoo.layers.gemm import autotune, timing
 from model_zoo.layers.gemm.autotune import layers_by_key
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm
-from model_zoo.layers.gemm.timing import SmallKernel
+from model_zoo.layers.gemm.timing import MIN_CALLS, SMALL_CALLS, SmallKernel, calls_of
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm import candidates, fp8_gemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
@@ -130,3 +130,14 @@ def test_layers_of_fp8_activations_are_told_apart_by_the_kernel_before(
     assert len({str(gemm_key) for gemm_key in keys}) == len(keys) == 3 * len(BUCKETS)
     assert {gemm_key.after for gemm_key in keys} == {"norm", None, "silu_mul"}
     assert len(layers_by_key(layers(None))) == len(BUCKETS), "in 16 bits they are of one kind"
+
+
+def test_calls_read_more_than_the_cache_holds_where_there_are_so_many_weights():
+    """Of 48 routers of 184 kB none is ever out of the L2 cache, however often they are called."""
+    calls = {
+        "routers": calls_of(184 << 10, 48, MIN_CALLS),
+        "one small layer": calls_of(184 << 10, 1, MIN_CALLS),
+        "layers of 5 MiB": calls_of(5 << 20, 64, MIN_CALLS),
+        "layers of 360 MiB": calls_of(360 << 20, 64, MIN_CALLS),
+    }
+    assert list(calls.values()) == [48, SMALL_CALLS, 30, 3]
