@@ -14,6 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from typing import Generic, TypeVar, cast
 
 import msgspec
@@ -23,6 +24,8 @@ T = TypeVar("T")
 
 READABLE = int(zmq.POLLIN)
 BURST = 64  # messages handled before the event loop runs other callbacks
+CLOSING_MS = 1000  # closing takes some 0.1 ms, longer where ZMQ's thread finds no free core
+_closings = count()
 
 
 @cache
@@ -62,6 +65,23 @@ def _bound(address: str, low_priority: bool = False) -> zmq.Socket[bytes]:
     return socket
 
 
+def _close(socket: zmq.Socket[bytes]) -> None:
+    """Close a socket, and wait until ZMQ's own threads have closed its connections.
+
+    Until then a sender could still deliver its unsent messages to a receiver that is bound now,
+    and a receiver could remove the file of another that was bound to the same address.
+    """
+    if socket.closed:
+        return
+    address = f"inproc://closing-{next(_closings)}"  # a name of a closed socket is kept for a while
+    context = cast("zmq.Context[zmq.Socket[bytes]]", socket.context)  # pyright: ignore[reportUnknownMemberType]
+    with context.socket(zmq.PAIR) as monitor:
+        with socket:
+            socket.monitor(address, zmq.EVENT_MONITOR_STOPPED)  # the last event of a socket
+            monitor.connect(address)
+        monitor.poll(CLOSING_MS)
+
+
 class Sender(Generic[T]):
     """The sending end.  The receiver may start later: messages wait for it."""
 
@@ -87,11 +107,11 @@ class Sender(Generic[T]):
 
     def reopen(self) -> None:
         """Drop all unsent messages, for a receiver that was restarted."""
-        self._socket.close()
+        _close(self._socket)
         self._socket = self._connect()
 
     def close(self) -> None:
-        self._socket.close()
+        _close(self._socket)
 
 
 class Receiver(Generic[T]):
@@ -119,7 +139,7 @@ class Receiver(Generic[T]):
         return messages
 
     def close(self) -> None:
-        self._socket.close()
+        _close(self._socket)
 
 
 class AsyncReceiver(Generic[T]):
@@ -163,4 +183,4 @@ class AsyncReceiver(Generic[T]):
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._soon.cancel()
-            self._socket.close()
+            _close(self._socket)

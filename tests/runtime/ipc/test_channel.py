@@ -91,30 +91,24 @@ def test_receive_without_a_time_out_returns_at_once(address: str) -> None:
 
 
 def test_reopened_sender_forgets_messages_that_were_not_read(address: str) -> None:
-    sender = Sender[ToEngine](address)
-    sender.send(Abort(1))
-    sender.reopen()
-    sender.send(Abort(2))
-    receiver = Receiver(address, TO_ENGINE)
-    assert receiver.receive(30.0) == [Abort(2)]
-    assert receiver.receive(0.05) == []
-    sender.close()
-    receiver.close()
+    # Many times: what is closed only after `reopen` has returned reaches the new reader sometimes.
+    with closing(Sender[ToEngine](address)) as sender:
+        for number in range(1, 20):
+            sender.send(Abort(-number))
+            sender.reopen()
+            sender.send(Abort(number))
+            with closing(Receiver(address, TO_ENGINE)) as receiver:
+                assert receiver.receive(30.0) == [Abort(number)]
+                assert receiver.receive() == []
 
 
 def test_sender_reaches_a_reader_that_was_restarted(address: str) -> None:
-    first, sender = Receiver(address, TO_ENGINE), Sender[ToEngine](address)
-    sender.send(Abort(1))
-    assert first.receive(30.0) == [Abort(1)]
-    first.close()
-    second = Receiver(address, TO_ENGINE)
-    # ZMQ closes in a thread of its own.  A sender opened before `second` was bound could still
-    # reach `first`; between processes, the old reader is dead before its sender is notified.
-    sender.reopen()
-    sender.send(Abort(2))
-    assert second.receive(30.0) == [Abort(2)]
-    sender.close()
-    second.close()
+    with closing(Sender[ToEngine](address)) as sender:
+        for number in range(20):  # many: a reader that is still closing would take the address
+            with closing(Receiver(address, TO_ENGINE)) as receiver:
+                sender.send(Abort(number))
+                assert receiver.receive(30.0) == [Abort(number)]
+            sender.reopen()
 
 
 def test_sender_never_blocks_however_much_is_queued(address: str) -> None:
