@@ -18,7 +18,6 @@ from model_zoo.layers.linear import Linear, Projection
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.norm import LayerNorm, RMSNorm
-from model_zoo.layers.quantized_gemm.tiled.chain import Chain
 from model_zoo.parallel.shard import Part
 
 Weights = dict[str, Tensor]  # by name in the checkpoint
@@ -63,10 +62,6 @@ class Model(nn.Module, ABC):
             logits = logits[:, : self.config.vocab_size].contiguous()
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
-
-    def chains(self) -> list[Chain]:
-        """Layers whose GEMMs may hand each other codes, consecutive and of one shape; or none."""
-        return []
 
     @contextmanager
     def shortened(self) -> Iterator[None]:

@@ -10,7 +10,8 @@ from model_zoo.inputs import ModelInput
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.norm import NormOutput, RMSNorm
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.rope import rotate
 from model_zoo.parallel.shard import Part
 

@@ -14,8 +14,7 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import GemmImpl, NormingGemm
-from model_zoo.layers.norm import NormOutput
-from model_zoo.layers.normed_rows import Norm, NormedRows
+from model_zoo.layers.normed_rows import Norm, NormedRows, NormOutput
 from model_zoo.layers.padded_rows import padded_rows
 from model_zoo.layers.quantized_gemm.int8.cpu import OneDnnInt8
 from model_zoo.layers.quantized_gemm.packed_parameters import PackedParameters
@@ -27,7 +26,6 @@ from model_zoo.layers.quantized_rows import (
     QuantizedRowsGemm,
     ScaleKind,
 )
-from model_zoo.layers.tiled_rows import TiledRows, TiledRowsGemm, TileOrder
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -269,13 +267,14 @@ class Linear(nn.Module):
         """x [T, in], residual [T, out] -> (what the next norm adds to the residual, residual).
 
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
-        is added and rounded again.  NormedRows or TiledRows: a GEMM of few rows added it as the
-        norm would have.
+        is added and rounded again.  NormedRows: a GEMM of few rows added it as the norm would have.
         """
-        if self._next:
-            normed = self._add_norm(x, residual, *self._next[0])
-            if normed is not None:
-                return normed, residual
+        gemm = self.norming_gemm(len(x))
+        if gemm is not None and self._next and isinstance(x, Tensor):
+            [(norm, consumer)] = self._next
+            if consumer.takes_normed(len(x)):
+                total = gemm.add_to(residual, x.contiguous(), self.operand, self.bias, norm)
+                return total, residual
         adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
@@ -286,19 +285,6 @@ class Linear(nn.Module):
         ):
             return None, residual.addmm_(x, self.weight.t())
         return self.for_norm(x), residual
-
-    def _add_norm(
-        self, x: NormOutput, residual: Tensor, norm: Norm, consumer: Consumer
-    ) -> NormedRows | TiledRows | None:
-        """residual += the product, and the norm of that, by a GEMM of few rows; None: by none."""
-        gemm, tiled = self.norming_gemm(len(x)), self.tiled_gemm(len(x))
-        if gemm is not None and isinstance(x, Tensor) and consumer.takes_normed(len(x)):
-            return gemm.add_to(residual, x.contiguous(), self.operand, self.bias, norm)
-        order = consumer.tile_order(len(x))
-        if tiled is None or not tiled.adds or order is None:
-            return None
-        assert isinstance(x, Tensor | TiledRows), "tile_order has not been asked"
-        return tiled.add_to(residual, tiled.tiled(x), self.operand, self.bias, norm, order)
 
     def precedes(self, norm: Norm, consumer: Consumer) -> None:
         """The norm adds this layer's output to the residual, and gives its own to the consumer.
@@ -329,16 +315,6 @@ class Linear(nn.Module):
         """As Consumer.takes_normed."""
         return self.norming_gemm(rows) is not None
 
-    def tiled_gemm(self, rows: int) -> TiledRowsGemm | None:
-        """What multiplies so many rows and takes TiledRows."""
-        gemm = self.gemm_of(rows)
-        return gemm if isinstance(gemm, TiledRowsGemm) else None
-
-    def tile_order(self, rows: int) -> TileOrder | None:
-        """As Consumer.tile_order."""
-        gemm = self.tiled_gemm(rows)
-        return None if gemm is None else gemm.order
-
     def for_norm(self, x: NormOutput) -> Addend:
         """x [T, in] -> [T, out], for a norm that adds it."""
         return self(x)
@@ -358,9 +334,6 @@ class Linear(nn.Module):
         if isinstance(x, NormedRows):
             assert isinstance(gemm, NormingGemm), "takes_normed has not been asked"
             return gemm.multiply(x, self.operand, self.bias, None)
-        if isinstance(x, TiledRows):
-            assert isinstance(gemm, TiledRowsGemm), "tile_order has not been asked"
-            return gemm.multiply(x, self.operand, self.bias)
         if isinstance(x, QuantizedRows):
             assert isinstance(gemm, QuantizedRowsGemm), "input_scales has not been asked"
             return gemm.product(x, self.operand, self.bias)

@@ -11,11 +11,9 @@ from torch.nn import functional as F
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.norm import NormOutput
-from model_zoo.layers.normed_rows import Norm
+from model_zoo.layers.normed_rows import Norm, NormOutput
 from model_zoo.layers.quantized_rows import Consumer, ScaleKind
 from model_zoo.layers.swiglu_linear import SwigluLinear
-from model_zoo.layers.tiled_rows import TileOrder
 
 
 class SwigluMLP(nn.Module):
@@ -32,10 +30,6 @@ class SwigluMLP(nn.Module):
     def takes_normed(self, rows: int) -> bool:
         """As Consumer.takes_normed."""
         return self.gate_up.takes_normed(rows)
-
-    def tile_order(self, rows: int) -> TileOrder | None:
-        """As Consumer.tile_order."""
-        return self.gate_up.tile_order(rows)
 
     def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""

@@ -7,11 +7,8 @@ from torch import Tensor, nn
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend, PartialSum
-from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.normed_rows import NormedRows, NormOutput
 from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
-from model_zoo.layers.tiled_rows import TiledRows
-
-NormOutput = Tensor | QuantizedRows | NormedRows | TiledRows  # what a norm gives to its consumer
 
 
 class RMSNorm(nn.Module):
@@ -48,14 +45,14 @@ class RMSNorm(nn.Module):
         """x, residual [T, size] -> (norm of their sum, the sum); both may be overwritten.
 
         x         a PartialSum is added over all ranks, too; None: residual already is the sum;
-                  NormedRows or TiledRows: it is, and they are this norm of it
+                  NormedRows: it is, and they are this norm of it
         post      norm of x, before it is added; with the same eps and plus_one
         consumer  of the norm, which is quantized or not yet divided by the rms if it takes that;
                   None: takes a Tensor
         """
-        if isinstance(x, NormedRows | TiledRows):
+        if isinstance(x, NormedRows):
             assert post is None
-            if consumer is not None and _takes(consumer, x):
+            if consumer is not None and consumer.takes_normed(len(residual)):
                 assert x.norm is self, "a GEMM has prepared another norm"
                 return x, residual
             x = None
@@ -93,12 +90,6 @@ class RMSNorm(nn.Module):
             return norm_of_sum(residual, self.weight, self.eps, plus_one=self.plus_one)
         add_rms_norm(x, residual, self.weight, self.eps, **options)
         return x
-
-
-def _takes(consumer: Consumer, x: NormedRows | TiledRows) -> bool:
-    if isinstance(x, NormedRows):
-        return consumer.takes_normed(len(x))
-    return consumer.tile_order(len(x)) == x.order
 
 
 class LayerNorm(nn.Module):

@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.quantized_rows import QuantizedRows
+
 
 class Norm(Protocol):
     """An RMSNorm."""
@@ -39,3 +41,6 @@ class NormedRows:
         """Uninitialized, of a sum [T, K]."""
         squares = torch.empty(tiles, len(total), dtype=torch.float32, device=total.device)
         return cls(torch.empty_like(total), squares, norm)
+
+
+NormOutput = Tensor | QuantizedRows | NormedRows  # what a norm gives to its consumer

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from model_zoo.layers.tiled_rows import TileOrder
 
 # fp8 with scales of rows or of blocks of GROUP columns; int8 with scales of rows, and in addition
 # with a zero point a row.
@@ -61,8 +58,4 @@ class Consumer(Protocol):
 
     def takes_normed(self, rows: int) -> bool:
         """Whether it takes NormedRows [rows, in]."""
-        ...
-
-    def tile_order(self, rows: int) -> TileOrder | None:
-        """The order of the TiledRows [rows, in] that it takes; None: it takes none."""
         ...

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.norm import NormOutput
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.quantized_rows import Producer
 from model_zoo.parallel.communicator import Communicator
 from model_zoo.parallel.shard import Part

@@ -13,9 +13,8 @@ from model_zoo.layers import fused_kernels
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm, GemmImpl
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.norm import NormOutput
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.quantized_rows import Consumer, Producer, QuantizedRows, QuantizedRowsGemm
-from model_zoo.layers.tiled_rows import TiledRows
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -62,22 +61,15 @@ class SwigluLinear(Linear):
         assert self.gate == "silu"
         self._swiglu_gemms = [gemms.get(size) for size in SIZES]
 
-    def swiglu(
-        self, x: NormOutput, *, consumer: Consumer | None = None
-    ) -> Tensor | QuantizedRows | TiledRows:
+    def swiglu(self, x: NormOutput, *, consumer: Consumer | None = None) -> Tensor | QuantizedRows:
         """x [T, in] -> [T, out], quantized if the consumer takes that; None: takes a Tensor.
 
-        The output of a GEMM that computes the activation is not quantized, but by a TiledRowsGemm.
+        The output of a GEMM that computes the activation is not quantized.
         """
         if self._swiglu_gemms and len(x) > BUCKETS[-1] and isinstance(x, Tensor):
             gemm = self._swiglu_gemms[min(bisect_left(SIZES, len(x)), len(SIZES) - 1)]
             if gemm is not None:
                 return gemm.run(x.contiguous(), self.weight, self.bias)
-        order = None if consumer is None else consumer.tile_order(len(x))
-        tiled = self.tiled_gemm(len(x))
-        if tiled is not None and tiled.gates and order is not None:
-            assert isinstance(x, Tensor | TiledRows), "tile_order has not been asked"
-            return tiled.gated(tiled.tiled(x), self.operand, self.bias, self.gate, order)
         scales = None if consumer is None else consumer.input_scales(len(x))
         gating = self.gating_gemm(len(x))
         # A consumer quantizes the output in less time than silu_mul_quantize takes: measured of

@@ -15,8 +15,8 @@ from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP, link_mlps
 from model_zoo.layers.moe.block import MoE
-from model_zoo.layers.norm import NormOutput, RMSNorm
-from model_zoo.layers.quantized_gemm.tiled.chain import Chain
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights
 from model_zoo.models.moe_block import build_moe, router_weights, swiglu_mlp
@@ -74,20 +74,6 @@ class Llama(Model):
     def link_layers(self) -> None:
         """As Model.link_layers."""
         link_mlps(self.layers, lambda layer: (layer.attention_norm, layer.attention.qkv))
-
-    def chains(self) -> list[Chain]:
-        """As Model.chains."""
-        return [
-            Chain(
-                layer.attention_norm,
-                layer.attention.qkv,
-                layer.attention.out,
-                layer.mlp_norm,
-                layer.mlp,
-            )
-            for layer in self.layers
-            if isinstance(layer.mlp, SwigluMLP)
-        ]
 
     def forward(self, inp: ModelInput) -> Tensor:
         norms = [*(layer.attention_norm for layer in self.layers), self.norm]

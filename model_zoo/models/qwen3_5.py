@@ -23,7 +23,8 @@ from model_zoo.layers.embedding import embed
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.mlp import SwigluMLP, link_mlps
 from model_zoo.layers.moe.block import MoE
-from model_zoo.layers.norm import NormOutput, RMSNorm
+from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.normed_rows import NormOutput
 from model_zoo.layers.quantized_rows import Consumer, QuantizedRows
 from model_zoo.layers.rope import Rope
 from model_zoo.model import Model, Weights

@@ -22,7 +22,6 @@ from model_zoo.layer_report import describe_layers, slow_layers
 from model_zoo.layers.delta_net.hopper.choose import choose_delta_net
 from model_zoo.layers.gemm.autotune import autotune_gemms
 from model_zoo.layers.moe.autotune import autotune_experts
-from model_zoo.layers.quantized_gemm.tiled.autotune import autotune_chains
 from model_zoo.loader import ProgressCallback
 from model_zoo.model import Model
 from runtime.config import EngineConfig, ResolvedConfig
@@ -144,7 +143,6 @@ def _on_gpu(
         timeline.mark("weights")
         progress("gemms", 0, 1)
         autotune_gemms(loading.model)
-        autotune_chains(loading.model.chains())
         autotune_experts(loading.model)
         states = choose_state_dtype(engine_spec.requested.state_dtype)
         delta_nets = choose_delta_net(loading.model, states)

@@ -19,7 +19,6 @@ from torch import Tensor
 from model_zoo.layers.delta_net.hopper.choose import run_delta_net_candidates
 from model_zoo.layers.gemm.autotune import run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
-from model_zoo.layers.quantized_gemm.tiled.autotune import run_chain_candidates
 from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
 from model_zoo.vision.encoder import Encoding
@@ -60,7 +59,6 @@ class MemoryProfiler:
             with optional():
                 run_delta_net_candidates(self._model, self._state_dtype)
             run_expert_candidates(self._model)
-            run_chain_candidates(self._model.chains())
             run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):
                 run(self.executor, batch)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
 from model_zoo.layers.normed_rows import NormedRows
-from model_zoo.layers.tiled_rows import TiledRows
 
 if TYPE_CHECKING:
     from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
@@ -62,7 +61,7 @@ class PartialSum:
 
 # What a norm adds to the residual: a whole output, or this rank's part of it.  NormedRows: a GEMM
 # has added it, and this is the norm.
-Addend = Tensor | PartialSum | NormedRows | TiledRows
+Addend = Tensor | PartialSum | NormedRows
 
 
 class FusedSums:

@@ -63,9 +63,6 @@ class DeltaNet(nn.Module):
         """As Consumer.takes_normed."""
         return all(linear.takes_normed(rows) for linear in (self.qkvz, self.ba) if linear)
 
-    def tile_order(self, rows: int) -> None:
-        """As Consumer.tile_order: its two projections are of different formats."""
-
     def add(
         self,
         x: Tensor | NormedRows,

@@ -31,7 +31,6 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, Scale
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm
-from model_zoo.layers.quantized_gemm.tiled.gemm import TiledFp8Gemm
 
 Choice = GemmImpl | ExpertTiles | HopperTiles
 KINDS: dict[str, type[Choice]] = {
@@ -39,8 +38,7 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, TiledFp8Gemm, Int8Gemm),
-        *(ExpertTiles, HopperTiles),
+        *(ScaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm, ExpertTiles, HopperTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for
@@ -48,7 +46,7 @@ Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
 OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "normed_rows.py")
-OTHERS += ("tiled_rows.py", "kernels/silu_mul.py", "kernels/add_rms_norm.py")
+OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py")
 KERNELS = LAYERS.parents[1] / "attention" / "common"
 SHARED = ("hopper.py", "dependent_launch.py")  # shared with attention kernels
 LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # a server holds it for milliseconds

@@ -36,9 +36,6 @@ class MoE(nn.Module):
         """As Consumer.takes_normed: the router and the experts read the norm itself."""
         return False
 
-    def tile_order(self, rows: int) -> None:
-        """As Consumer.tile_order, likewise."""
-
     def add(self, x: Tensor, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)

@@ -161,8 +161,8 @@ def _compute(
                 sums = unfold(sums, FOLD)
             write_part(
                 sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, None, None, None,
-                GROUPS, group, GATE,
+                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, None, None, GROUPS,
+                group, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
         if PER_BLOCK > 0:

@@ -204,12 +204,10 @@ def _wait_for_products(num_outstanding: int = 0, deps: Sequence[Any] = ()) -> An
 
 def _specialize(partitions: Sequence[Any], warps: object, registers: object) -> None:
     errors: list[BaseException] = []
-    inference = torch.is_inference_mode_enabled()  # of this thread
 
     def run(function: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         try:
-            with torch.inference_mode(inference):
-                function(*arguments)
+            function(*arguments)
         except BaseException as error:
             errors.append(error)
 
@@ -248,8 +246,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         return "layout"
 
     named = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout")
-    named += ("DotOperandLayout", "DistributedLinearLayout", "SwizzledSharedLayout")
-    layouts = dict.fromkeys(named, layout)
+    layouts = dict.fromkeys((*named, "DotOperandLayout", "DistributedLinearLayout"), layout)
     types = {
         name: getattr(torch, name)
         for name in ("int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
@@ -258,9 +255,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
     return SimpleNamespace(
         **layouts,
         **types,
-        float8e4nv=torch.float8_e4m3fn,
         constexpr=lambda value: value,
-        num_warps=lambda: 4,
         static_range=range,
         program_id=lambda axis: number(programs()[0]),
         num_programs=lambda axis: number(programs()[1]),

@@ -33,7 +33,6 @@ def interpreted_skinny_gemm() -> AbstractContextManager[None]:
     return interpreted(
         "_skinny_quantized_gemm",
         f"{gemm}.hopper.rings",
-        f"{gemm}.hopper.codes",
         f"{gemm}.hopper.gate",
         f"{gemm}.hopper.stream_k",
         f"{folder}.hopper.convert",
@@ -49,21 +48,9 @@ def interpreted_fp8_gemm() -> AbstractContextManager[None]:
     return interpreted(
         "skinny_fp8_gemm",
         f"{gemm}.hopper.rings",
-        f"{gemm}.hopper.codes",
         f"{gemm}.hopper.gate",
         f"{gemm}.hopper.stream_k",
         f"{folder}.fp8_gemm_kernel",
-    )
-
-
-def interpreted_tiled_gemm() -> AbstractContextManager[None]:
-    """TiledFp8Gemm on a CPU."""
-    gemm, folder = "model_zoo.layers.gemm", "model_zoo.layers.quantized_gemm.hopper"
-    modules = ("rings", "codes", "gate", "norm", "stream_k")
-    return interpreted(
-        "tiled_fp8_gemm",
-        *(f"{gemm}.hopper.{module}" for module in modules),
-        f"{folder}.tiled_gemm_kernel",
     )
 
 

@@ -8,8 +8,7 @@ from functools import partial
 
 import torch
 
-from model_zoo.layers.gemm.implementations import BUCKETS, Gate
-from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.gemm.implementations import Gate
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
@@ -21,10 +20,7 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
-from model_zoo.layers.quantized_gemm.tiled.candidates import Output, tiled_candidates
-from model_zoo.layers.quantized_gemm.tiled.gemm import TiledFp8Gemm
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
-from model_zoo.layers.tiled_rows import TiledRows, TileOrder
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
@@ -122,19 +118,6 @@ def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
     gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), gate)
 
 
-def call_tiled(gemm: TiledFp8Gemm, rows: int, output: Output) -> None:
-    x = TiledRows.room_for((rows, INPUTS), gemm.order, BF16, META)
-    order = TileOrder(1, 8)  # of the next GEMM
-    if output == "gated":
-        gemm.gated(x, weight("fp8 row"), None, "silu", order)
-    elif output == "added":
-        with META:
-            norm = RMSNorm(OUTPUTS, 1e-6, BF16)
-        gemm.add_to(tensor(rows, OUTPUTS), x, weight("fp8 row"), None, norm, order)
-    else:
-        gemm.multiply(x, weight("fp8 row"), tensor(OUTPUTS))
-
-
 QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
@@ -170,10 +153,5 @@ for kind in FP8_KINDS:
             name += ", split" if gemm.split_units == 1 else ""
             QUANTIZED[name] = partial(call_fp8_product, gemm, rows, None)
             QUANTIZED[f"{name}, gated"] = partial(call_fp8_product, gemm, rows, "silu")
-for rows in BUCKETS:
-    for output in ("plain", "gated", "added"):
-        for tiled_gemm in tiled_candidates(132, rows, OUTPUTS, INPUTS, output):
-            name = f"tiled {output} of {tiled_gemm.block_n} at {rows}"
-            QUANTIZED[name] = partial(call_tiled, tiled_gemm, rows, output)
 for rows in (16, 128, 4096):
     QUANTIZED[f"batch_invariant_dequant at {rows}"] = partial(call_batch_invariant, rows)

@@ -14,8 +14,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from model_zoo.layers.gemm.hopper.codes import write_codes
-
 AT_ONCE = gl.constexpr(16)  # sums of squares that a thread loads at once
 
 
@@ -44,23 +42,16 @@ def load_residual(RESIDUAL, NORM, tile, adds, M, N, HEIGHT: gl.constexpr, BLOCK_
 
 
 @gluon.jit
-def add_residual(
-    y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, codes, tile, m, M, N
-):  # fmt: skip
+def add_residual(y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M):
     """-> y + residual, as PyTorch rounds; stores it times the weight, and sums of its squares.
 
     plus_one: 1 if weight + 1 multiplies, or 0
-    codes: (CODES, SCALES, FOLD, STEPS) as of write_codes, in place of WEIGHTED; or None
     """
     total = (residual.to(gl.float32) + y.to(gl.float32)).to(y.dtype)
     wide = gl.where(inside, total.to(gl.float32), 0.0)
     gl.store(SQUARES + tile * M + m, gl.sum(wide * wide, 0), mask=m < M)
     factor = weight.to(gl.float32) + plus_one
-    if codes is None:
-        gl.store(WEIGHTED + at, (wide * factor[:, None]).to(y.dtype), mask=inside)
-    else:
-        CODES, SCALES, FOLD, STEPS = codes
-        write_codes(wide * factor[:, None], CODES, SCALES, tile, M, N, FOLD, STEPS)
+    gl.store(WEIGHTED + at, (wide * factor[:, None]).to(y.dtype), mask=inside)
     return total
 
 

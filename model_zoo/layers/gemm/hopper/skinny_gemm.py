@@ -93,7 +93,7 @@ def _compute(
         slot = 2 * gl.program_id(0) + has_first.to(gl.int32)
         write_part(
             unfold(acc, FOLD), is_whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-            split_units, factors, residual_sum, None, 1, 0, GATE,
+            split_units, factors, residual_sum, 1, 0, GATE,
         )  # fmt: skip
 
 

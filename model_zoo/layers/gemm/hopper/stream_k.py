@@ -23,7 +23,6 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from attention.common.hopper import cta_barrier
-from model_zoo.layers.gemm.hopper.codes import write_codes
 from model_zoo.layers.gemm.hopper.gate import gate_mul, tile_row
 from model_zoo.layers.gemm.hopper.norm import add_residual, output_layout
 
@@ -160,8 +159,8 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, codes, GATE: gl.constexpr):
-    """y of a tile of acc's rows.  factors, residual_sum, codes: as of write_part."""
+def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr):
+    """y of a tile of acc's rows.  factors, residual_sum: as of write_part."""
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     rows: gl.constexpr = HEIGHT if GATE == "" else HEIGHT // 2
@@ -173,9 +172,7 @@ def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, codes, GATE: gl.co
     if BIAS is not None:
         acc += gl.load(BIAS + n, mask=n < N, other=0.0).to(gl.float32)[:, None]
     if GATE != "":
-        y, outputs = gate_mul(acc, GATE), N // 2
-        if codes is None:
-            y = y.to(OUT.dtype.element_ty)
+        y, outputs = gate_mul(acc, GATE).to(OUT.dtype.element_ty), N // 2
     else:
         y, outputs = acc.to(OUT.dtype.element_ty), N
         if residual_sum is not None:
@@ -187,19 +184,15 @@ def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, codes, GATE: gl.co
         residual, weight, plus_one, WEIGHTED, SQUARES, adds = residual_sum
         if adds != 0:
             y = add_residual(
-                y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, codes, tile, m, M, N
+                y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M
             )
-    if codes is None or residual_sum is not None:
-        gl.store(OUT + at, y, mask=inside)
-    else:
-        CODES, SCALES, FOLD, STEPS = codes
-        write_codes(y, CODES, SCALES, tile, M, outputs, FOLD, STEPS)
+    gl.store(OUT + at, y, mask=inside)
 
 
 @gluon.jit
 def write_part(
     acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, factors,
-    residual_sum, codes, GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
+    residual_sum, GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
@@ -208,8 +201,6 @@ def write_part(
     factors  of x's rows [BLOCK_M], or None
     residual_sum  (residual, weight, plus_one, WEIGHTED, SQUARES, adds) as of add_residual: y is
              added to the residual unless `adds` is 0; or None
-    codes    (CODES, SCALES, FOLD, STEPS) as of write_codes: what the gated y is stored as, or the
-             sum with the residual times the norm's weight; or None
     GATE     as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
@@ -218,7 +209,7 @@ def write_part(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
     own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, own, M, N, factors, residual_sum, codes, GATE)
+        _write(acc, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
@@ -243,5 +234,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, own, M, N, factors, residual_sum, codes, GATE)
+            _write(total, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
             gl.store(ARRIVED + own, 0)  # for the next GEMM

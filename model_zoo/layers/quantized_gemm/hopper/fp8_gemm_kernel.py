@@ -121,7 +121,7 @@ def _compute(
             total = _row_scaled(total, X_SCALES, W_SCALES, tile, M, N, GATE != "")
         write_part(
             total, is_whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units,
-            None, None, None, 1, 0, GATE,
+            None, None, 1, 0, GATE,
         )  # fmt: skip
 
 

@@ -187,9 +187,6 @@ class TakesCodes:
     def input_scales(self, rows: int) -> str:
         return "row"
 
-    def tile_order(self, rows: int) -> None:
-        pass
-
 
 def test_a_gate_is_computed_by_the_gemm_unless_its_consumer_takes_codes_or_rows_must_not_matter():
     gemm = OwnGate()
