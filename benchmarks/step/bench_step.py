@@ -77,7 +77,10 @@ def bench_shape(arguments: argparse.Namespace) -> None:
     steps = [[(1, context)] * rows for rows in arguments.rows for context in arguments.contexts]
     bench_captures(loaded)
     few = min(31, max(arguments.rows) - 1)
-    steps += [[(1, 1024)] * few + [(prompt, prompt)] for prompt in arguments.prompts]
+    steps += [
+        [(1, 1024)] * few + [(prompt, max(prompt, arguments.prompt_context))]
+        for prompt in arguments.prompts
+    ]
     bench_steps(loaded, steps, bandwidth=arguments.bandwidth, kernels=arguments.kernels)
     for rows in sorted({1, min(32, max(arguments.rows)), max(arguments.rows)}):
         bench_engine(loaded, rows, 128, 60 + rows)
@@ -94,6 +97,9 @@ def main() -> None:
     parser.add_argument("--contexts", default=[256, 1024, 4096], help="KV lengths", **numbers)
     parser.add_argument(
         "--prompts", default=[33, 481, 2017], help="tokens, in mixed steps", **numbers
+    )
+    parser.add_argument(
+        "--prompt-context", type=int, default=0, help="KV length of a chunk's row, in mixed steps"
     )
     parser.add_argument("--layers", type=int, default=0, help="with --shape, fewer than it has")
     parser.add_argument("--gpu-memory", type=float, default=0.9, help="with --shape, its share")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from attention.prefill.merge_tiles import TOGETHER
 from attention.prefill.prefill import prefill, prefill_config
 from tests.support.attention.attention_oracle import check, make_case
 from tests.support.attention.host_tiles import load
@@ -87,6 +88,14 @@ def test_features_hold_in_whole_and_in_cut_tiles(
     case = make_case([(20, 120), (3, 70), (1, 0)], head_dim=16, device=device, **features)
     out, lse, tiles = run(case, programs=30 if split else 1)
     assert bool(tiles.counts[1]) == split
+    check(case, out, lse)
+
+
+def test_tiles_cut_into_more_splits_than_are_read_at_once_equal_the_oracle(device: str) -> None:
+    case = make_case([(9, 700), (4, 300)], head_dim=16, sinks=True, device=device)
+    out, lse, tiles = run(case, programs=40)
+    splits = tiles.merges[: int(tiles.counts[1]), 1]
+    assert len(splits) > 1 and int(splits.max()) > TOGETHER and int(splits.max()) % TOGETHER
     check(case, out, lse)
 
 
