@@ -39,8 +39,8 @@ from runtime.snapshot import Snapshot
 from runtime.stats import Stats
 
 CLIENT_BITS = 40  # a request id is the API process's index, then a counter of this many bits
-# Of several engines, that may end while one request waits for its first output in them: it may be
-# what ends them.
+# Engines that may end while one request waits for its first output in them: it may be what ends
+# them.  An engine that is started again is another one.
 MAX_ENGINES_LOST = 2
 
 
@@ -252,8 +252,10 @@ class EngineClient:
             mailbox.engines_lost += 1
             if mailbox.aborted:
                 self._finish(mailbox, RequestOutput(mailbox.id, [], finish="abort"))
-            elif mailbox.delivered or not self._may_run_again(mailbox):
-                self._finish(mailbox, _failed(mailbox.id, reason))
+            elif mailbox.delivered or mailbox.request.priority == BACKGROUND:
+                self._finish(mailbox, _failed(mailbox.id, reason))  # lines of batches run alone
+            elif mailbox.engines_lost >= MAX_ENGINES_LOST:
+                self._finish(mailbox, _failed(mailbox.id, _given_up(reason)))
             else:
                 # A new id, because a late output of the engine that died has the old one.
                 del self._mailboxes[mailbox.id]
@@ -261,18 +263,16 @@ class EngineClient:
                 self._mailboxes[mailbox.id] = mailbox
                 self._route(mailbox)
 
-    def _may_run_again(self, mailbox: Mailbox) -> bool:
-        """Whether a request of which nothing was delivered may go to another engine.
-
-        One may be what ends the engines: it does not end all of them.
-        """
-        if len(self.engines) == 1:
-            return True
-        return mailbox.engines_lost < MAX_ENGINES_LOST and mailbox.request.priority != BACKGROUND
-
 
 def _failed(id: int, reason: str) -> RequestOutput:
     return RequestOutput(id, [], finish="error", error=reason)
+
+
+def _given_up(reason: str) -> str:
+    return (
+        f"{reason}; {MAX_ENGINES_LOST} engines have ended under this request, which may be the "
+        "cause, so it is not run again"
+    )
 
 
 class ClientNotifier:

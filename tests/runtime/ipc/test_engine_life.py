@@ -80,6 +80,22 @@ async def test_dead_engine_fails_streams_that_began_and_reruns_the_others(
     assert await get(unread) == RequestOutput(unread.id, [7], finish="length")
 
 
+async def test_a_request_under_which_an_engine_died_twice_ends_with_an_error(
+    engine: PlayedEngine, client: EngineClient
+) -> None:
+    await serve(engine, client)
+    mailbox = client.submit([1], PARAMS)
+    client.engines[0].handle(EngineDown("killed by signal 11", epoch=0))
+    client.engines[0].handle(ready(epoch=1))
+    later = client.submit([2], PARAMS)
+    client.engines[0].handle(EngineDown("killed by signal 11", epoch=1))
+    output = await get(mailbox)
+    assert output.finish == "error" and output.error is not None
+    assert output.error.startswith("killed by signal 11; 2 engines have ended under this request")
+    client.engines[0].handle(ready(epoch=2))
+    assert client.pending == 1 and later.engine == 0, "one engine has ended under that one"
+
+
 async def test_outputs_that_come_while_the_engine_is_down_are_dropped(
     engine: PlayedEngine, client: EngineClient
 ) -> None:
