@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -67,6 +67,7 @@ class EngineProcessArgs(msgspec.Struct, frozen=True, kw_only=True):
     host_free: int = 0  # of the host's memory, before the first of several engines started
     logs: LogOptions = LogOptions()
     began: float | None = None  # when the launcher decided to start us, on the monotonic clock
+    ready_file: str = ""  # gets the time, on the monotonic clock, from which on it serves
 
 
 class OutputPublisher:
@@ -189,8 +190,16 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             if followers is not None:
                 _lead(loaded.executor, followers)
                 watch = StallWatch(followers.fail) if loaded.resolved.device == "cuda" else None
+            note_ready(args.ready_file, time.monotonic())
             publisher.broadcast(ready)
             _run(args, config, engine, loaded.plan_waves, receiver, publisher, ready, watch)
+
+
+def note_ready(file: str, now: float) -> None:
+    """Write into `ready_file`, if the launcher wants it, that this engine serves from now on."""
+    if file:
+        with suppress(OSError):  # a full disk: the launcher takes it that this engine never served
+            Path(file).write_text(repr(now))
 
 
 @contextmanager

@@ -11,13 +11,14 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
 log = logging.getLogger("wavefill.launcher")
 
 MAX_DEATHS = 5
-DEATHS_WITHIN_SECONDS = 60.0
+DEATHS_WITHIN_SECONDS = 60.0  # of service
 # Of the environment, where the user has set nothing else.
 DEFAULTS = {
     # Texts are tokenized one by one: the tokenizer's pool, a thread a core, would have no work.
@@ -43,16 +44,25 @@ class Child:
         module: str,
         fds: tuple[int, ...] = (),
         variables: Mapping[str, str] | None = None,
+        ready_file: Path | None = None,
     ) -> None:
+        """ready_file: one to which the process writes since when it serves, on the monotonic clock;
+        None: it serves as soon as it runs."""
         self.name = name
         self._module = module
         self._fds = fds
         self.environment = {**DEFAULTS, **os.environ, **(variables or {})}
         self._process: asyncio.subprocess.Process | None = None
-        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self.ready_file = ready_file
+        self._began = time.monotonic()
+        self._served_seconds = 0.0  # by all processes that died
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)  # on the clock of _served_seconds
 
     async def start(self, message: object) -> None:
         """Run `python -m MODULE` with `message` as the first line of its stdin."""
+        if self.ready_file is not None:
+            self.ready_file.unlink(missing_ok=True)
+        self._began = time.monotonic()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",  # the folder we were started in may hold a `server` or a `runtime` of its own
@@ -86,11 +96,25 @@ class Child:
             self._process.send_signal(number)
 
     def died(self) -> float | None:
-        """Record a death; returns the seconds until the restart, None if it died too often."""
-        now = time.monotonic()
-        self._deaths.append(now)
-        recent = [death for death in self._deaths if now - death < DEATHS_WITHIN_SECONDS]
+        """Record a death; returns the seconds until the restart, None if it died too often.
+
+        Counted are deaths within a minute of service: a model may load for longer than that, and
+        what ends every engine while it loads, or soon after, has to end the restarts.
+        """
+        served = self._served_seconds = self._served_seconds + self._seconds_of_service()
+        self._deaths.append(served)
+        recent = [death for death in self._deaths if served - death < DEATHS_WITHIN_SECONDS]
         return None if len(recent) >= MAX_DEATHS else min(2.0 ** (len(recent) - 1), 30.0) / 2
+
+    def _seconds_of_service(self) -> float:
+        """Of the process that ended."""
+        began = self._began
+        if self.ready_file is not None:
+            try:
+                began = float(self.ready_file.read_text())
+            except (OSError, ValueError):
+                return 0.0
+        return time.monotonic() - began
 
     async def stop(self, seconds: float) -> None:
         """Send SIGTERM, and SIGKILL if it still runs after `seconds`."""

@@ -32,7 +32,8 @@ class EngineProcess:
             else:
                 variables = expanded(os.environ)
         self.name = name if several else "the engine process"
-        self.child = Child(name, module, variables=variables)
+        self._ready_file = directory / f"serving-{index}"
+        self.child = Child(name, module, variables=variables, ready_file=self._ready_file)
         self.addresses = [
             EngineAddress(
                 f"ipc://{directory / f'engine-{index}'}",
@@ -58,6 +59,7 @@ class EngineProcess:
                 "client_addresses": self.client_addresses,
                 "host_free": self._host_free(config),
                 "began": time.monotonic(),
+                "ready_file": str(self._ready_file),
                 "logs": logs,
             }
         )

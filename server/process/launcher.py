@@ -249,7 +249,7 @@ class Launcher:
             report(code)
             delay = child.died()
             if delay is None:
-                died = "%s died %d times within %.0f s: giving up"
+                died = "%s died %d times within %.0f s of service: giving up"
                 log.error(died, child.name, MAX_DEATHS, DEATHS_WITHIN_SECONDS)
                 return 1
             await asyncio.sleep(delay)

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ def start_process(
         "config": msgspec.to_builtins(config),
         "epoch": 3,
         "own_address": f"ipc://{directory}/engine",
+        "ready_file": str(directory / "serving-0"),
         "client_addresses": [f"ipc://{directory}/api-{index}" for index in range(clients)],
     }
     assert process.stdin is not None
@@ -231,10 +233,11 @@ def test_idle_engine_gives_a_sign_of_life_and_sleeps(played: Played) -> None:
 
 def test_ctrl_c_is_left_to_the_parent_and_sigterm_ends_it(checkpoint: Path, tmp_path: Path) -> None:
     config = EngineConfig(model=str(checkpoint), device="cpu", kv_tokens=4096)
-    process = start_process(tmp_path, config)
+    process, started = start_process(tmp_path, config), time.monotonic()
     receiver = Receiver(f"ipc://{tmp_path}/api-0", msgspec.msgpack.Decoder(FromEngine))
     while not any(isinstance(message, Ready) for message in receiver.receive(0.1)):
         assert process.poll() is None
+    assert started < float((tmp_path / "serving-0").read_text()) < time.monotonic()
     process.send_signal(signal.SIGINT)
     assert any(isinstance(message, StepOutput) for message in receiver.receive(10))
     process.send_signal(signal.SIGTERM)

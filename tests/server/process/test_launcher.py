@@ -9,12 +9,14 @@ import socket
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import httpx2 as httpx
 import pytest
 
 from runtime.config import EngineConfig
+from runtime.engine.process import note_ready
 from server.config import ServerConfig
 from server.process.api_process import READY, others_ready
 from server.process.child import MAX_DEATHS, Child
@@ -192,6 +194,44 @@ def test_the_sockets_are_for_this_user_only_and_gone_at_the_end(start: Start):
     launched.process.send_signal(signal.SIGTERM)
     assert launched.process.wait(10) == 0
     assert list(launched.folder.iterdir()) == []
+
+
+def pauses_of(child: Child, monkeypatch: pytest.MonkeyPatch, lives: int, load: float, serve: float):
+    """What `died` says after each of these lives, of which only the clock is played."""
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr("server.process.child.time", clock)
+
+    async def no_process(*arguments: object, **options: object) -> mock.Mock:
+        return mock.Mock(stdin=mock.Mock(drain=mock.AsyncMock()))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_process)
+    now, pauses = 100.0, list[float | None]()
+    for _ in range(lives):
+        asyncio.run(child.start({}))
+        now += load
+        if serve and child.ready_file is not None:
+            note_ready(str(child.ready_file), now)
+        now += serve
+        pauses.append(child.died())
+    return pauses
+
+
+@pytest.mark.parametrize("serve", [0.0, 2.0])
+def test_an_engine_that_loads_for_long_and_dies_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, serve: float
+):
+    child = Child("the engine", "nothing", ready_file=tmp_path / "serving-0")
+    pauses = pauses_of(child, monkeypatch, MAX_DEATHS, load=300.0, serve=serve)
+    assert pauses == [0.5, 1.0, 2.0, 4.0, None]
+
+
+@pytest.mark.parametrize("is_engine", [True, False])
+def test_a_child_that_dies_now_and_then_is_restarted_every_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_engine: bool
+):
+    child = Child("it", "nothing", ready_file=tmp_path / "serving-0" if is_engine else None)
+    load = 5.0 if is_engine else 0.0
+    assert pauses_of(child, monkeypatch, 9, load=load, serve=60.0) == [0.5] * 9
 
 
 def test_a_child_that_keeps_dying_is_restarted_with_growing_delays_and_then_abandoned():

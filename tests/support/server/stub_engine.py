@@ -15,7 +15,7 @@ import time
 
 import msgspec
 
-from runtime.engine.process import EngineProcessArgs
+from runtime.engine.process import EngineProcessArgs, note_ready
 from runtime.ipc.channel import Receiver, Sender
 from runtime.ipc.client import CLIENT_BITS
 from runtime.ipc.parent_watch import read_args
@@ -74,6 +74,7 @@ def main() -> None:
     broadcast(Progress("load weights", 1, 4))
     if mode == "loading":
         signal.pause()
+    note_ready(start.ready_file, time.monotonic())
     broadcast(ready(start.epoch))
     left: dict[int, int] = {}
     ended: list[int] = []  # signals since the last step
