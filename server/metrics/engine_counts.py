@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import operator
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -84,8 +84,9 @@ class EngineCounts:
             if self._seen != before:
                 # Replaced atomically: a process that is killed here leaves the old file.
                 new = self._path.with_suffix(".new")
-                new.write_bytes(msgspec.msgpack.encode(self._seen))
-                new.replace(self._path)
+                with suppress(OSError):  # a full disk: the next scrape tries again
+                    new.write_bytes(msgspec.msgpack.encode(self._seen))
+                    new.replace(self._path)
 
 
 def _combined(operation: Callable[[Any, Any], Any], one: Stats, other: Stats) -> Stats:

@@ -39,6 +39,7 @@ from server.generation.request_log import RequestLog
 from server.http.access import ApiKeys
 from server.loaded_model import PROCESSOR_FILES, LoadedModel
 from server.metrics.metrics import Metrics
+from server.metrics.shared_files import count_as
 from server.process.drain import drain
 from server.process.http_server import http_server
 from server.process.logs import set_up_logging
@@ -102,7 +103,8 @@ async def serve(start: ApiProcessArgs) -> None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(until(partial(others_ready, taking)), OTHERS_SECONDS)
         if not gate.draining:
-            taking.write_text(READY)
+            with contextlib.suppress(OSError):  # a full disk: the others do not wait for ever
+                taking.write_text(READY)
 
     async def serve_http() -> None:
         ready = loop.create_task(become_ready())
@@ -270,6 +272,8 @@ def response_store(start: ApiProcessArgs) -> ResponseStore:
 def main() -> None:
     prometheus_client.disable_created_metrics()
     start = read_args(ApiProcessArgs)
+    if start.config.api_workers > 1:
+        count_as(start.index)
     set_up_logging(start.config.log_level, start.config.log_format)
     try:
         uvloop.run(serve(start))

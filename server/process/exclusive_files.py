@@ -1,4 +1,5 @@
-"""What a server has to itself: the directory of its sockets, the file of --response-store."""
+"""What a server has to itself: the directory of its sockets, with the files in which its API
+processes count, and the file of --response-store."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+from server.config import ServerConfig
+from server.metrics.shared_files import reserve
 from server.process.file_lock import file_lock
 
 # The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
@@ -15,7 +18,7 @@ MAX_DIRECTORY_BYTES = 83
 
 
 class LaunchError(OSError):
-    """The socket directory or the file of --response-store is unusable; the message says why."""
+    """What the server has to itself is unusable; the message says why."""
 
 
 @contextlib.contextmanager
@@ -35,6 +38,17 @@ def socket_directory() -> Generator[Path]:
                 "name of a socket: set TMPDIR to a shorter path, such as /tmp"
             )
         yield Path(name)
+
+
+def reserve_metrics(folder: Path, config: ServerConfig) -> None:
+    """The files in which several API processes count.  Raises LaunchError."""
+    try:
+        reserve(folder, config.api_workers, config.served_names[0])
+    except OSError as error:
+        raise LaunchError(
+            f"{folder}: {error.strerror}: the metrics of --api-workers {config.api_workers} take "
+            f"about {config.api_workers * 2} MB here: make room, or set TMPDIR to another folder"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -31,7 +31,7 @@ from runtime.logs import LogOptions
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child, describe
 from server.process.engine_process import EngineProcess
-from server.process.exclusive_files import socket_directory, store_lock
+from server.process.exclusive_files import reserve_metrics, socket_directory, store_lock
 from server.process.messages import ApiProcessArgs, DownloadArgs, KeysChanged, ModelFound
 
 log = logging.getLogger("wavefill.launcher")
@@ -56,23 +56,24 @@ class Launcher:
         revision: str,
         read_keys: ReadKeys | None,
     ) -> None:
+        """Raises LaunchError."""
         self._config = config
         self._read_keys = read_keys
         self._terminal = os.isatty(0)
         self._revision = revision
         self._listener = listener
         indices = range(config.api_workers)
+        variables: dict[str, str] = {}
+        if config.api_workers > 1:
+            metrics = directory / "metrics"
+            reserve_metrics(metrics, config)
+            variables["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
         self._engines = [
             EngineProcess(index, config.engine, engine_module, directory, config.api_workers)
             for index in range(config.engine.data_parallel)
         ]
         self._download = Child("the download", "server.cli.hub_download")
         self._found = directory / "model"  # gets the directory of a model that is downloaded
-        variables: dict[str, str] = {}
-        if config.api_workers > 1:
-            # They count in files of this folder, so that each of them can sum all.
-            (directory / "metrics").mkdir()
-            variables["PROMETHEUS_MULTIPROC_DIR"] = str(directory / "metrics")
         module, descriptors = "server.process.api_process", (listener.fileno(),)
         self._apis = [
             Child(f"API process {index}", module, descriptors, variables) for index in indices

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,9 +11,13 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from runtime.config import EngineConfig
 from runtime.messages import Ready
 from runtime.stats import Stats
+from server.config import ServerConfig
 from server.metrics.metrics import Metrics
+from server.metrics.shared_files import reserve
+from server.process.exclusive_files import LaunchError, reserve_metrics
 from tests.support.server.scrape import ready, values
 
 
@@ -105,3 +110,50 @@ def test_the_engines_counters_go_on_when_it_is_started_again(two: tuple[Seen, Se
     if other is not None:
         other.stats = stats_of(3)  # it has not heard of the new engine
         assert engine_totals(other.metrics) == [50, 5, 2.5, 5]
+
+
+def test_the_files_that_processes_count_in_have_room_for_all_series_from_the_start(tmp_path: Path):
+    count = """
+import sys
+from server.metrics.shared_files import count_as
+count_as(int(sys.argv[2]))
+from server.metrics.metrics import Metrics
+metrics = Metrics("tiny" * 50, shared=sys.argv[1])
+for index in range(80):
+    for code in (200, 400, 503):
+        metrics.http_request(f"/v1/chat/completions/{index}", code, 0.1)
+print(metrics.render().decode())
+"""
+    folder = tmp_path / "metrics"
+    reserve(folder, 2, "tiny" * 50)
+    made = {path.name: path.stat().st_size for path in folder.iterdir()}
+    assert set(made) == {f"{kind}_{n}.db" for kind in ("counter", "histogram") for n in (0, 1)}
+    assert all(path.stat().st_blocks * 512 >= made[path.name] for path in folder.iterdir())
+    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(folder)}
+    for index in ("0", "1", "1"):  # process 1 was started again
+        command = [sys.executable, "-c", count, str(folder), index]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+    name = f'code="503",model_name="{"tiny" * 50}",route="/v1/chat/completions/7"'
+    assert f"wavefill_http_requests_total{{{name}}} 3.0" in done.stdout.splitlines()
+    assert {path.name: path.stat().st_size for path in folder.glob("*.db")} == made
+
+
+def test_counters_are_shown_while_the_disk_has_no_room_for_them(
+    two: tuple[Seen, Seen], monkeypatch: pytest.MonkeyPatch
+):
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one, _ = two
+    monkeypatch.setattr(Path, "write_bytes", full)
+    one.stats = stats_of(4)
+    assert engine_totals(one.metrics) == [40, 4, 2.0, 4]
+
+
+def test_a_start_without_room_for_the_metrics_says_how_much_they_need(tmp_path: Path):
+    config = ServerConfig(api_workers=3, engine=EngineConfig(model=""))
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "metrics"
+    with pytest.raises(LaunchError, match="--api-workers 3 take about 6 MB here: make room, or"):
+        reserve_metrics(folder, config)
