@@ -23,6 +23,7 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -37,6 +38,7 @@ from server.process.messages import ApiProcessArgs, DownloadArgs, KeysChanged, M
 log = logging.getLogger("wavefill.launcher")
 
 CONFIGURATION_ERROR = 2
+MAX_PAUSE_SECONDS = 30.0  # between attempts to start a process for which the system has no room
 STOP_SECONDS = 10.0  # for a child to end after SIGTERM, beyond the drain
 
 
@@ -254,7 +256,7 @@ class Launcher:
                 log.error(died, child.name, MAX_DEATHS, DEATHS_WITHIN_SECONDS)
                 return 1
             await asyncio.sleep(delay)
-            await start()
+            await _start_again(child.name, start)
 
     async def _shut_down(self, at_once: bool) -> None:
         """The API processes first: they drain while the engine still works."""
@@ -278,6 +280,20 @@ class Launcher:
                 child.signal(signal.SIGKILL)
         await ending
         killed.cancel()
+
+
+async def _start_again(name: str, start: Callable[[], Awaitable[None]]) -> None:
+    """Until the system has a process for it: the others serve meanwhile."""
+    for attempt in count():
+        try:
+            await start()
+            return
+        # asyncio has a thread for each process; the process of one without a thread has lost its
+        # stdin, and ends.
+        except (OSError, RuntimeError) as error:
+            seconds = min(2.0**attempt, MAX_PAUSE_SECONDS)
+            log.error("%s cannot be started: %s: next try in %.0f s", name, error, seconds)
+            await asyncio.sleep(seconds)
 
 
 def _log_end(name: str, code: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -94,6 +95,26 @@ def at_once(launcher: Launcher, index: int) -> bool:
     with mock.patch.object(Child, "start", staticmethod(start)):
         asyncio.run(launcher.start_api(index))
     return starts[0].at_once
+
+
+async def test_a_process_that_cannot_be_started_again_at_once_is_tried_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    config = ServerConfig(engine=EngineConfig(model=""))
+    monkeypatch.setattr(Child, "wait", mock.AsyncMock(side_effect=[1, 0]))
+    monkeypatch.setattr(asyncio, "sleep", mock.AsyncMock())
+    no_process = BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    no_thread = RuntimeError("can't start new thread")
+    start = mock.AsyncMock(side_effect=[no_process, no_thread, None])
+    with (
+        socket.socket() as listener,
+        closing(Launcher(config, listener, tmp_path, "no.engine", "", None)) as launcher,
+    ):
+        child = Child("the engine", "nothing")
+        assert await launcher._watch(child, start, lambda code: None, done=(0,)) == 0
+    assert start.await_count == 3
+    said = "the engine cannot be started: [Errno 11] Resource temporarily unavailable: next try in"
+    assert said in caplog.text
 
 
 def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):
