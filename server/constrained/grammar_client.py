@@ -21,7 +21,7 @@ from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, G
 from server.errors import FieldPath, RequestError
 from server.generation.admission import full
 from server.http.validation import MAX_NAME
-from server.process.pipes import end_process, wait_until_ready
+from server.process.pipes import ATTEMPTS, KILLS, end_process, process_lost, wait_until_ready
 from server.prompt.tokenizer import ChatTokenizer
 
 # Until a verdict, whatever keeps the process waiting; it ends itself after CHECK_SECONDS of work.
@@ -48,7 +48,7 @@ class GrammarChecker:
     async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
         """The text for SamplingParams.grammar.
 
-        Raises RequestError that names the place if it cannot be used.
+        Raises RequestError that names the place if it cannot be used, RateLimited, Unavailable.
         """
         line = msgspec.json.encode(grammar)
         digest = hashlib.sha256(line).digest()
@@ -78,9 +78,20 @@ class GrammarChecker:
             size -= len(self._fine.popitem(last=False)[1])
 
     def _ask(self, start: GrammarCheckArgs, line: bytes) -> GrammarVerdict:
-        if self._process is not None and self._process.poll() is not None:
-            self.close()  # it ended while it was not in use
-        process = self._process or self._start(start)
+        for _ in range(ATTEMPTS):
+            if self._process is not None and self._process.poll() is not None:
+                self.close()  # it ended while it was not in use
+            try:
+                process = self._process or self._start(start)
+            except (OSError, EOFError):
+                break
+            verdict = self._verdict(process, line)
+            if verdict is not None:
+                return verdict
+        raise process_lost("tries grammars")
+
+    def _verdict(self, process: subprocess.Popen[bytes], line: bytes) -> GrammarVerdict | None:
+        """None if the process was killed."""
         try:
             verdict = _exchange(process, line, WAIT_SECONDS)
             return msgspec.json.decode(verdict, type=GrammarVerdict)
@@ -90,6 +101,8 @@ class GrammarChecker:
         except (OSError, EOFError):
             code = process.wait()
             self.close()
+            if code in KILLS:
+                return None
             if code == -signal.SIGPROF:
                 return GrammarVerdict(
                     error=f"it is too complex: compiling it takes longer than {CHECK_SECONDS:g} s"

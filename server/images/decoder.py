@@ -21,7 +21,7 @@ from server.generation.admission import full
 from server.images.decode_worker import CPU_SECONDS, DecodeArgs, DecodeResult
 from server.images.image_error import ImageError
 from server.metrics.image_causes import ImageCause
-from server.process.pipes import end_process, wait_until_ready
+from server.process.pipes import ATTEMPTS, KILLS, end_process, process_lost, wait_until_ready
 
 PROCESSES = 2  # of an API process; they start when they are needed
 WAIT_SECONDS = 30.0  # until an answer, whatever keeps a process waiting; see CPU_SECONDS
@@ -49,7 +49,9 @@ class ImageDecoder:
         self._max_waiting = max_waiting
 
     async def size(self, data: bytes, declared: str = "") -> tuple[int, int]:
-        """Width and height as they are stored, without decoding.  Raises ImageError, RateLimited.
+        """Width and height as they are stored, without decoding.
+
+        Raises ImageError, RateLimited, Unavailable.
 
         declared: the media type that the caller says it has; "" if none
         """
@@ -59,7 +61,7 @@ class ImageDecoder:
     async def pixels(self, data: bytes, width: int, height: int) -> tuple[DecodeResult, bytes]:
         """The image's RGB bytes, resized to this and then turned upright, and what they are.
 
-        Raises ImageError, RateLimited.
+        Raises ImageError, RateLimited, Unavailable.
         """
         return await self._call(DecodeArgs(len(data), "", width, height), data)
 
@@ -79,7 +81,20 @@ class ImageDecoder:
         return result, raw
 
     def _ask(self, args: DecodeArgs, data: bytes) -> tuple[DecodeResult, bytes]:
-        process = self._take()
+        for _ in range(ATTEMPTS):
+            try:
+                process = self._take()
+            except (OSError, EOFError):
+                break
+            answer = self._answer(process, args, data)
+            if answer is not None:
+                return answer
+        raise process_lost("decodes images")
+
+    def _answer(
+        self, process: DecodeProcess, args: DecodeArgs, data: bytes
+    ) -> tuple[DecodeResult, bytes] | None:
+        """None if the process was killed."""
         try:
             answer = process.ask(args, data, self._seconds)
         except TimeoutError:
@@ -88,6 +103,8 @@ class ImageDecoder:
             cause: ImageCause = "size"
         except (OSError, EOFError):
             code, cause = process.end(0.5), "size"
+            if code in KILLS:
+                return None
             if code == -signal.SIGPROF:
                 error = f"takes over {CPU_SECONDS:g} s to decode: make it smaller"
             else:

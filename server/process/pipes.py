@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import select
+import signal
 import subprocess
 import time
+
+from server.errors import Unavailable
+
+# Of programs that end others, as the system does when memory runs out: the question is asked again.
+KILLS = (-signal.SIGKILL, -signal.SIGTERM)
+ATTEMPTS = 2
 
 
 def wait_until_ready(descriptor: int, event: int, deadline: float) -> None:
@@ -17,6 +24,16 @@ def wait_until_ready(descriptor: int, event: int, deadline: float) -> None:
     remaining = deadline - time.monotonic()
     if remaining <= 0 or not ready.poll(remaining * 1000):
         raise TimeoutError
+
+
+def process_lost(work: str) -> Unavailable:
+    """No process could answer, which is not the fault of the question."""
+    return Unavailable(
+        "the process that {} was killed or could not be started: try again soon",
+        work,
+        code="process_lost",
+        retry_after_s=5,
+    )
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

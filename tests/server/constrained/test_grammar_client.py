@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+
 import pytest
 
 from server.constrained import grammar_client
 from server.constrained.grammar_client import GrammarChecker
 from server.constrained.grammar_text import Grammar
-from server.errors import RequestError
+from server.errors import RequestError, Unavailable
 from server.prompt.tokenizer import ChatTokenizer
 from tests.support.server.fake_engine import write_tokenizer
 
@@ -29,11 +32,35 @@ async def test_a_process_that_started_too_slowly_gives_no_verdict_on_the_next_gr
     checker = GrammarChecker()
     with monkeypatch.context() as patch:
         patch.setattr(grammar_client, "START_SECONDS", 0.0)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(Unavailable):
             await checker.check(lark('start: "a"'), VOCABULARY, tokenizer)
     assert "beta" in await checker.check(lark('start: "beta"'), VOCABULARY, tokenizer)
     with pytest.raises(RequestError, match="gamma"):
         await checker.check(lark("start: gamma"), VOCABULARY, tokenizer)
+    checker.close()
+
+
+async def test_a_grammar_whose_process_is_killed_is_tried_by_another_one(
+    tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    checker, kills = GrammarChecker(), [signal.SIGKILL]
+    verdict = checker._verdict
+
+    def die(process: subprocess.Popen[bytes], line: bytes) -> object:
+        if kills:
+            process.send_signal(kills.pop())
+        return verdict(process, line)
+
+    monkeypatch.setattr(checker, "_verdict", die)
+    assert "alpha" in await checker.check(lark('start: "alpha"'), VOCABULARY, tokenizer)
+    kills += [signal.SIGKILL, signal.SIGTERM]
+    with pytest.raises(Unavailable) as lost:
+        await checker.check(lark('start: "beta"'), VOCABULARY, tokenizer)
+    assert lost.value.status == 503 and lost.value.retry_after_s
+    kills += [signal.SIGSEGV]
+    with pytest.raises(RequestError, match="too complex") as refused:
+        await checker.check(lark('start: "beta"'), VOCABULARY, tokenizer)
+    assert refused.value.status == 400
     checker.close()
 
 

@@ -5,12 +5,15 @@ wrong, and the process is there for the next.
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import psutil
 import pytest
 from PIL import Image
 
+from server.errors import Unavailable
 from server.images.decode_worker import MAX_MEMORY, DecodeArgs
 from server.images.decoder import DecodeProcess, ImageDecoder
 from server.images.image_error import ImageError
@@ -105,13 +108,30 @@ async def test_an_image_that_ends_its_process_is_refused_and_the_next_is_decoded
     [process] = decoder._idle
 
     def die(*args: object) -> None:
-        process._process.kill()
+        process._process.send_signal(signal.SIGSEGV)
 
     monkeypatch.setattr(process, "_write", die)
     with pytest.raises(ImageError, match="ended the process that decoded it"):
         await decoder.size(whole)
     result, raw = await decoder.pixels(whole, 64, 32)
     assert (result.width, result.height) == (64, 32) and raw == noise(64, 32).tobytes()
+
+
+async def test_an_image_whose_process_is_killed_is_decoded_by_another_one(
+    decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = encoded(noise(64, 32))
+
+    def die(process: DecodeProcess, *args: object) -> None:
+        process._process.kill()
+
+    await decoder.size(whole)
+    [process] = decoder._idle
+    monkeypatch.setattr(process, "_write", partial(die, process))
+    assert await decoder.size(whole) == (64, 32)
+    monkeypatch.setattr(DecodeProcess, "_write", die)
+    with pytest.raises(Unavailable, match="the process that decodes images was killed"):
+        await decoder.size(whole)
 
 
 async def test_an_image_that_is_not_decoded_in_time_is_refused_and_its_process_ends() -> None:
