@@ -73,6 +73,7 @@ class EngineClient:
         # Ids start at the clock, so that a restarted API process does not reuse any.
         self._next_id = (index << CLIENT_BITS) + int(time.time() * 1000) % (1 << CLIENT_BITS)
         self._ready: Ready | None = None
+        self._closed = False
         # Within sent_together(): requests that are to be sent, by engine.
         self._together: dict[int, list[EngineRequest]] | None = None
 
@@ -85,8 +86,9 @@ class EngineClient:
         """Stop listening; open requests end with an error."""
         for engine in self.engines:
             engine.close()
+        self._closed = True
         for mailbox in self._mailboxes.values():
-            mailbox.put(_failed(mailbox.id, "the server is shutting down"))
+            _stop(mailbox)
         self._mailboxes.clear()
         self._num_background = 0
 
@@ -157,7 +159,11 @@ class EngineClient:
             images=images,
             generation_prompt_len=generation_prompt_len,
         )
-        mailbox = self._mailboxes[request.id] = Mailbox(request)
+        mailbox = Mailbox(request)
+        if self._closed:
+            _stop(mailbox)
+            return mailbox
+        self._mailboxes[request.id] = mailbox
         self._num_background += priority == BACKGROUND
         self._route(mailbox)
         return mailbox
@@ -266,6 +272,12 @@ class EngineClient:
 
 def _failed(id: int, reason: str) -> RequestOutput:
     return RequestOutput(id, [], finish="error", error=reason)
+
+
+def _stop(mailbox: Mailbox) -> None:
+    mailbox.stopped = True
+    reason = "the server is shutting down: send the request to another one"
+    mailbox.put(_failed(mailbox.id, reason))
 
 
 def _given_up(reason: str) -> str:

@@ -34,13 +34,14 @@ class Mailbox:
 
     __slots__ = (
         "_callback", "_output", "_waiter", "aborted", "delivered", "engine", "engines_lost",
-        "request",
+        "request", "stopped",
     )  # fmt: skip
 
     def __init__(self, request: EngineRequest) -> None:
         self.request = request
         self.delivered = False  # the reader has seen an output: the request cannot be run again
         self.aborted = False
+        self.stopped = False  # by the end of this server: another one could answer the request
         self.engine: int | None = None  # the index of the one that has it; None: it waits for one
         self.engines_lost = 0  # that ended while they had it
         self._output: RequestOutput | None = None

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, LiteralString, NamedTuple
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import FinishReason, RequestOutput, TokenLogprob
 from server.engine import Engine
-from server.errors import EngineFailed, RequestError
+from server.errors import EngineFailed, RequestError, Unavailable
 from server.generation.answer_text import AnswerText, ScoredToken
 from server.generation.choice_stats import ChoiceStats
 from server.metrics.metrics import Metrics
 from server.tool_calls.output_parser import OutputParser
 from server.tool_calls.parser.deltas import ContentDelta, Delta
+
+RETRY_SECONDS = 5  # for a request that met the end of its server
 
 ChatFinish = FinishReason | Literal["tool_calls"]
 
@@ -31,6 +33,14 @@ class Chunk(NamedTuple):
     def text(self) -> str:
         """The content."""
         return "".join([delta.text for delta in self.deltas if isinstance(delta, ContentDelta)])
+
+
+def unanswered(template: LiteralString, mailbox: Mailbox, output: RequestOutput) -> RequestError:
+    """The error for a request of the engine that ended without its answer; {} is the reason."""
+    reason = output.error or "it was aborted"
+    if mailbox.stopped:
+        return Unavailable(template, reason, code="draining", retry_after_s=RETRY_SECONDS)
+    return EngineFailed(template, reason)
 
 
 class Choice:
@@ -91,7 +101,7 @@ class Choice:
         return None if self.stop_hit in eos_ids else self.stop_hit
 
     def feed(self, output: RequestOutput) -> Chunk:
-        """Add an output.  Raises RequestError, EngineFailed for errors of the engine."""
+        """Add an output.  Raises RequestError; of the engine, see `unanswered`."""
         stats, tokens, ended = self.stats, output.tokens, output.finish
         if tokens:
             now = time.monotonic()
@@ -145,8 +155,8 @@ class Choice:
             ended=stats.ended,
         )
 
-    def _failure(self, output: RequestOutput) -> RequestError | EngineFailed:
+    def _failure(self, output: RequestOutput) -> RequestError:
         if output.is_request_error:
             code = "invalid_grammar" if self.mailbox.request.params.grammar else "invalid_value"
             return RequestError("{}", output.error or "", code=code)
-        return EngineFailed("the answer was cut off: {}", output.error or "it was aborted")
+        return unanswered("the answer was cut off: {}", self.mailbox, output)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from runtime.ipc.client import Mailbox
 from runtime.messages import PoolingParams, Ready, RequestOutput, SamplingParams
-from server.errors import ContextTooLong, EngineFailed, FieldPath, RequestError
+from server.errors import ContextTooLong, FieldPath, RequestError
 from server.generation.admission import AdmissionSlots
+from server.generation.choice import unanswered
 from server.generation.generation import gather_or_cancel
 from server.generation.off_loop import off_loop
 from server.generation.sampling_params import Truncation, check_chars, check_token_ids
@@ -141,7 +142,7 @@ class PoolingJob:
     async def collect(self) -> list[bytes]:
         """Little-endian float32, one entry a prompt.  The caller must call `close` afterwards.
 
-        Raises EngineFailed if the engine reports an error.
+        Raises RequestError if the engine reports an error, see `unanswered`.
         """
         indices = iter(range(len(self._prompts)))
 
@@ -186,7 +187,7 @@ class PoolingJob:
             ended=time.monotonic(),
         )
         if output.finish != "stop":
-            raise EngineFailed("no embedding was computed: {}", output.error or "it was aborted")
+            raise unanswered("no embedding was computed: {}", mailbox, output)
         self._num_done += 1
         return output.embedding
 

@@ -159,7 +159,7 @@ class Generation:
     async def stream(self, sinks: Sequence[Sink]) -> None:
         """Put every chunk into the sink of its choice as it arrives; the last one has `finish`.
 
-        Raises EngineFailed if the engine reports one.  The caller must call `close` afterwards.
+        Raises RequestError if the engine reports one.  The caller must call `close` afterwards.
         """
         runs = [_follow(*pair) for pair in zip(self.choices, sinks, strict=True)]
         try:

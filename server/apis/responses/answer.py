@@ -41,7 +41,7 @@ class ResponseAnswer:
         self._cut = False
 
     async def whole(self) -> JsonItem:
-        """The response when it has ended.  Raises EngineFailed if the engine fails."""
+        """The response when it has ended.  Raises RequestError if the engine fails."""
 
         await self.generation.stream([self])
         self._ended()

@@ -146,8 +146,12 @@ async def test_closing_ends_open_requests_with_an_error(
 ) -> None:
     mailbox = client.submit([1], PARAMS)
     client.close()
-    output = await get(mailbox)
-    assert output.finish == "error" and output.error == "the server is shutting down"
+    late = client.submit([2], PARAMS)
+    for stopped in (mailbox, late):
+        output = await get(stopped)
+        assert output.finish == "error" and stopped.stopped
+        assert output.error == "the server is shutting down: send the request to another one"
+    assert client.pending == 0
 
 
 async def test_work_in_the_background_is_not_counted_as_pending(

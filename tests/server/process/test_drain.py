@@ -6,6 +6,8 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx2 as httpx
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from tests.support.server.launched_server import (
     REQUEST,
     STUB_ENGINE,
+    LaunchedServer,
     LineStream,
     Start,
     alive,
@@ -103,6 +106,35 @@ def test_a_stream_longer_than_the_drain_ends_with_an_error_event(start: Start):
     assert lines[-1] == "data: [DONE]" and not stream.broken
     assert "the server is shutting down" in lines[-2]
     assert launched.process.wait(20) == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {**REQUEST, "max_tokens": 2000}),
+        ("/v1/embeddings", {"model": "tiny-chat", "input": ["once", "upon"]}),
+    ],
+)
+def test_an_answer_in_one_piece_that_the_drain_cuts_off_is_503(
+    start: Start, path: str, body: dict[str, object]
+):
+    launched = serving(start, mode="mute", drain_seconds=0.5)
+    with ThreadPoolExecutor(1) as pool:
+        post = partial(httpx.post, launched.url + path, json=body, timeout=30)
+        answer = pool.submit(post)
+        launched.wait_until(lambda: runs(launched))
+        launched.process.send_signal(signal.SIGTERM)
+        refused = answer.result(20)
+    assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+    assert int(refused.headers["retry-after"]) > 0 and "another one" in refused.text
+    assert launched.process.wait(20) == 0
+
+
+def runs(launched: LaunchedServer) -> bool:
+    """Whether the engine has a request."""
+    lines = launched.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith("wavefill_requests_running{")]
+    return any(not line.endswith(" 0.0") for line in found)
 
 
 def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
