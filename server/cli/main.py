@@ -72,6 +72,7 @@ def first_key(environment: Mapping[str, str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console script."""
+    open_closed_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         raise SystemExit(_run(words))
@@ -83,6 +84,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # of `wavefill ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None  # as if SIGPIPE had ended it
+
+
+def open_closed_streams() -> None:
+    """Let stdin, stdout and stderr lead nowhere where the caller has closed them, as in `2>&-`.
+
+    Else the next file or socket would be one of them, for this process and its children.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+            os.set_inheritable(opened, True)
+            setattr(sys, name, os.fdopen(opened, "r" if name == "stdin" else "w", closefd=False))
 
 
 def build_parser(commands: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
