@@ -12,9 +12,12 @@ import os
 import re
 import sys
 import time
+from functools import partial
 from typing import Any, Literal, TextIO
 
 import msgspec
+
+from runtime.bounded_stream import bounded, missing
 
 ERASE_LINE = "\r\033[K"  # on a terminal
 PLAIN = re.compile(r"[!#-~]+")  # a value that needs no quotes: no space, no quote
@@ -81,8 +84,21 @@ def _text(value: object) -> str:
     return text if PLAIN.fullmatch(text) else json.dumps(text)
 
 
+def _missing(formatter: logging.Formatter, lines: int) -> str:
+    fields = {"name": "wavefill.logs", "levelname": "WARNING", "msg": missing(lines)}
+    return formatter.format(logging.makeLogRecord(fields)) + "\n"
+
+
+def bound_stdout() -> None:
+    """Let stdout wait for no reader from now on."""
+    sys.stdout = bounded(sys.stdout)
+
+
 def set_up_logging(options: LogOptions) -> None:
-    """Send everything from the level up to stderr."""
+    """Send everything from the level up to stderr, which waits for no reader from now on."""
+    formatter = JsonFormatter() if options.form == "json" else TextFormatter()
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = bounded(sys.stderr, partial(_missing, formatter))
     handler = TerminalHandler() if is_terminal(sys.stderr) else logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if options.form == "json" else TextFormatter())
+    handler.setFormatter(formatter)
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)

@@ -30,6 +30,7 @@ HOST_SIDE = (
     "scheduler",
     "grammar",
     "engine",
+    "bounded_stream",
     "config",
     "host_memory",
     "kv_capacity",

@@ -27,6 +27,7 @@ import prometheus_client
 import uvloop
 
 from runtime.ipc.client import EngineClient
+from runtime.logs import bound_stdout
 from server.apis.responses.database import Limits
 from server.apis.responses.store import ResponseStore, StoreUnusable
 from server.app import create_app, line_app
@@ -275,6 +276,7 @@ def main() -> None:
     if start.config.api_workers > 1:
         count_as(start.index)
     set_up_logging(start.config.log_level, start.config.log_format)
+    bound_stdout()  # which gets the start report
     try:
         uvloop.run(serve(start))
     except (TokenizerError, StoreUnusable, DataError) as error:
