@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,7 +41,7 @@ log = logging.getLogger("wavefill.grammar")
 REPLY_TIMEOUT_SECONDS = 20.0  # for masks: the limits of the grammar library are far below
 COMPILE_SECONDS = 60.0  # for each grammar in turn, and for the process to start
 STEP_WAIT_SECONDS = 0.02  # at most, for the masks of a step
-LATE_WAIT_SECONDS = 0.001  # likewise, while masks take longer than STEP_WAIT_SECONDS
+LATE_WAIT_SECONDS = 0.001  # likewise, for rows whose last mask took longer than that
 DIED = "the grammar process ended"
 SILENT = "the grammar process does not answer"
 
@@ -124,11 +123,10 @@ class GrammarManager:
         self._compiled: list[tuple[EngineRequest, str | None, bool]] = []
         self._compiling_since = 0.0  # when the last grammar was done, or the first one submitted
         self._retried: set[int] = set()  # of _compiling: submitted again after a process failure
-        # Advance messages without an answer, in order: when they were sent, and their ids.
-        self._pending_advances: deque[tuple[float, list[int]]] = deque()
-        self._advancing: set[int] = set()
+        # Ids whose tokens were sent and not answered, and when they were; the first is the oldest.
+        self._advancing: dict[int, float] = {}
         self.late: set[int] = set()  # of these, the ones that were left out of a step
-        self._last_was_late = False  # the last answer came after its step had stopped waiting
+        self._often_late: set[int] = set()  # whose last answer came after a step had waited for it
         self._advanced = GrammarUpdates([], {}, {}, set(), set())
 
     @property
@@ -187,8 +185,9 @@ class GrammarManager:
         known = was_compiling or request_id in self.live
         self.live.discard(request_id)
         self._masks.pop(request_id, None)
-        self._advancing.discard(request_id)
+        self._advancing.pop(request_id, None)
         self.late.discard(request_id)
+        self._often_late.discard(request_id)
         if known and self._process is not None:
             self._process.sender.send(Free(request_id))
         return was_compiling
@@ -198,24 +197,27 @@ class GrammarManager:
         own = [(id, committed) for id, committed in tokens if id in self._masks]
         if not own:
             return
+        now = self._clock()
         for id, _ in own:
             del self._masks[id]
-            self._advancing.add(id)
+            self._advancing[id] = now
         assert self._process is not None
         self._process.sender.send(Advance(own))
-        self._pending_advances.append((self._clock(), [id for id, _ in own]))
 
     def poll(self, ids: Iterable[int] = ()) -> GrammarUpdates:
         """The updates since the last poll; waits up to STEP_WAIT_SECONDS for the masks of `ids`."""
-        until = self._clock() + (LATE_WAIT_SECONDS if self._last_was_late else STEP_WAIT_SECONDS)
+        began = self._clock()
         self._receive(0.0)
-        late = self._advancing.intersection(ids)
-        while late and (remaining := until - self._clock()) > 0:
+        late = self._advancing.keys() & ids
+        while late:
+            seconds = STEP_WAIT_SECONDS if late - self._often_late else LATE_WAIT_SECONDS
+            remaining = began + seconds - self._clock()
+            if remaining <= 0:
+                break
             self._receive(max(remaining, 0.001))  # a receiver waits whole milliseconds
-            late &= self._advancing
-        if late:
-            self.late |= late
-            self._last_was_late = True
+            late &= self._advancing.keys()
+        self.late |= late
+        self._often_late |= late
         advanced, self._advanced = self._advanced, GrammarUpdates([], {}, {}, set(), set())
         return advanced._replace(late=late)
 
@@ -248,8 +250,8 @@ class GrammarManager:
                 self._on_process_failure(ended or SILENT)
 
     def _overdue(self) -> bool:
-        now, advances = self._clock(), self._pending_advances
-        if advances and now - advances[0][0] > REPLY_TIMEOUT_SECONDS:
+        now = self._clock()
+        if now - next(iter(self._advancing.values()), now) > REPLY_TIMEOUT_SECONDS:
             return True
         return bool(self._compiling) and now - self._compiling_since > COMPILE_SECONDS
 
@@ -265,15 +267,22 @@ class GrammarManager:
         self._compiled.append((request, compiled.error, not compiled.internal))
 
     def _on_advanced(self, advanced: Advanced) -> None:
-        sent_at, ids = self._pending_advances.popleft()
-        waited, late = self._advancing, self.late.intersection(ids)
-        self._masks.update({id: mask for id, mask in advanced.masks.items() if id in waited})
-        self._advanced.ended.extend(id for id in advanced.ended if id in waited)
-        self._advanced.errors.update({id: e for id, e in advanced.errors.items() if id in waited})
-        self._advanced.arrived.update(late)
-        self._last_was_late = bool(late) and self._clock() - sent_at > STEP_WAIT_SECONDS
-        self.late -= late
-        waited.difference_update(ids)
+        now, updates = self._clock(), self._advanced
+        for id in (*advanced.masks, *advanced.ended, *advanced.errors):
+            sent_at = self._advancing.pop(id, None)
+            if sent_at is None:
+                continue  # released meanwhile
+            if id in advanced.masks:
+                self._masks[id] = advanced.masks[id]
+            elif id in advanced.errors:
+                updates.errors[id] = advanced.errors[id]
+            else:
+                updates.ended.append(id)
+            if id in self.late:
+                self.late.remove(id)
+                updates.arrived.add(id)
+            if now - sent_at <= STEP_WAIT_SECONDS:
+                self._often_late.discard(id)
 
     def _on_process_failure(self, reason: str) -> None:
         """End the process: its live requests fail; those that compile start another process."""
@@ -288,10 +297,9 @@ class GrammarManager:
                 retries.append(request)
         self._advanced.lost.update(dict.fromkeys(self.live, reason))
         self._masks.clear()
-        self._pending_advances.clear()
         self._advancing.clear()
         self.late.clear()
-        self._last_was_late = False
+        self._often_late.clear()
         self._compiling_since = self._clock()
         for request in retries:
             self._compile(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,14 @@ END_TOKEN = "<|wavefill-end-of-grammar|>"  # a token of our own: stop_ids replac
 MAX_CACHED = 64  # compiled grammars, and
 MAX_CACHED_BYTES = 4 << 20  # of their source text
 MAX_ERROR = 300  # characters of an error
+# Of a core, for a token of one sequence.  The largest schemas that are taken need half of it with
+# 100,000 tokens; grammars that can be read in many ways need ever more as the answer grows.
+SLOW_SECONDS = 0.02
+MAX_SLOW_SECONDS = 4.0  # beyond SLOW_SECONDS, of all tokens of one sequence
+TOO_SLOW = (
+    f"its tokens take much longer than {SLOW_SECONDS * 1000:g} ms each; there may be many ways to "
+    "read one text, which a simpler form avoids"
+)
 
 
 @dataclass(slots=True)
@@ -30,6 +39,27 @@ class ConstrainedSequence:
     stop_ids: tuple[int, ...]
     min_tokens: int
     num_tokens: int = 0  # tokens of the answer so far
+    slow: bool = False  # its last mask took long, or was computed together with one that did
+    slow_seconds: float = 0.0  # that its tokens have taken beyond SLOW_SECONDS each
+
+    def compute_mask(self, address: int, width: int) -> None:
+        """Write the mask of the next token, and count its time."""
+        began = time.thread_time()
+        self.matcher.unsafe_compute_mask_ptr(address, width)
+        self.slow = self._count(time.thread_time() - began)
+
+    def consume(self, tokens: list[int]) -> bool:
+        """False if the grammar does not allow them."""
+        self.num_tokens += len(tokens)
+        began = time.thread_time()
+        fit = self.matcher.consume_tokens(tokens)
+        self._count(time.thread_time() - began)
+        return fit
+
+    def _count(self, seconds: float) -> bool:
+        excess = max(0.0, seconds - SLOW_SECONDS)
+        self.slow_seconds += excess
+        return excess > 0
 
 
 class TokenizerAdapter:
@@ -105,7 +135,7 @@ class Vocabulary:
 class Matchers:
     """All constrained sequences, and a cache of compiled grammars.
 
-    `compile` may run in one thread while `advance` and `free` run in another.
+    `compile` and `free` may run in one thread while others `advance` different sequences.
     """
 
     vocabulary: Vocabulary
@@ -157,10 +187,11 @@ class Matchers:
             sequence = self.sequences.get(key)
             if sequence is None:
                 continue
-            sequence.num_tokens += len(newest)
-            if not sequence.matcher.consume_tokens(newest):
+            if not sequence.consume(newest):
                 error = shorten(sequence.matcher.get_error())
                 errors[key] = error or f"tokens {newest} do not fit"
+            elif sequence.slow_seconds > MAX_SLOW_SECONDS:
+                errors[key] = TOO_SLOW
             elif sequence.matcher.is_stopped():
                 ended.append(key)
             else:
@@ -172,11 +203,7 @@ class Matchers:
         width = self.vocabulary.row_bytes
         buffer = ctypes.create_string_buffer(max(1, width * len(sequences)))
         address = ctypes.addressof(buffer)
-        if len(sequences) == 1:
-            sequences[0][1].matcher.unsafe_compute_mask_ptr(address, width)
-        elif sequences:
-            work = [(sequence.matcher, index) for index, (_, sequence) in enumerate(sequences)]
-            self._executor.unsafe_compute_mask_ptr(work, address, width, len(sequences))
+        self._compute_masks([sequence for _, sequence in sequences], address, width)
         view = memoryview(buffer)
         advanced = Advanced({})
         for index, (key, sequence) in enumerate(sequences):
@@ -194,11 +221,31 @@ class Matchers:
                 advanced.errors[key] = "no token of this model can continue the answer"
         return advanced
 
+    def _compute_masks(
+        self, sequences: list[ConstrainedSequence], address: int, width: int
+    ) -> None:
+        """Write one behind the other.  Where several take long, each is suspected to be slow."""
+        if len(sequences) == 1:
+            sequences[0].compute_mask(address, width)
+        elif sequences:
+            work = [(sequence.matcher, index) for index, sequence in enumerate(sequences)]
+            began = time.monotonic()
+            self._executor.unsafe_compute_mask_ptr(work, address, width, len(sequences))
+            ordinary = SLOW_SECONDS * (1 + 0.1 * len(sequences) / self.threads)
+            if time.monotonic() - began > ordinary:
+                for sequence in sequences:
+                    sequence.slow = True
+
     @cached_property
     def _executor(self) -> LLExecutor:
         from llguidance import LLExecutor
 
         return LLExecutor(self.threads)
+
+    def is_slow(self, key: int) -> bool:
+        """Whether others should not wait for this sequence's next mask."""
+        sequence = self.sequences.get(key)
+        return sequence is not None and sequence.slow
 
     def free(self, key: int) -> None:
         self.sequences.pop(key, None)

@@ -25,7 +25,7 @@ class Compile(Struct, frozen=True, array_like=True, tag="compile"):
 
 
 class Advance(Struct, frozen=True, array_like=True, tag="advance"):
-    """Committed tokens of sequences, in order; answered by Advanced."""
+    """Committed tokens of sequences, in order; each of these is answered in one Advanced."""
 
     tokens: list[tuple[int, list[int]]]  # key, tokens
 

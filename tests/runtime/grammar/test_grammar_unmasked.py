@@ -33,7 +33,7 @@ def test_one_whose_mask_is_missing_ends_before_the_next_token(
     while sum(output.id == 1 for output in outputs) < 3:
         outputs += engine.step()
     known = sum(len(output.tokens) for output in outputs if output.id == 1)
-    while grammars._pending_advances:
+    while grammars._advancing:
         grammars._receive(0.1)
     del grammars._masks[1]
     while not engine.idle:
