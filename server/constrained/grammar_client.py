@@ -12,7 +12,9 @@ import sys
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -30,6 +32,7 @@ START_SECONDS = 30.0
 MAX_WAITING = 64
 MAX_REMEMBERED = 256
 MAX_REMEMBERED_CHARS = 32 << 20  # of all of them
+T = TypeVar("T")
 
 
 class GrammarChecker:
@@ -42,8 +45,14 @@ class GrammarChecker:
         self._process: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[..., GrammarChecker] | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._schemas = ThreadPoolExecutor(1, thread_name_prefix="schemas")
         self._waiting = 0
         self._fine: OrderedDict[bytes, str] = OrderedDict()  # checked, by digest
+
+    async def prepare(self, work: Callable[[], T]) -> T:
+        """Make a grammar of a request's fields.  Only others like it wait: a schema may be large,
+        and the threads of the event loop also read files and long prompts."""
+        return await asyncio.get_running_loop().run_in_executor(self._schemas, work)
 
     async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
         """The text for SamplingParams.grammar.

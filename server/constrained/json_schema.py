@@ -6,7 +6,7 @@ What passes here is compiled by the grammar library, which has the last word.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from server.apis.openai.response_format_schema import MAX_REGEX, MAX_SCHEMA
 from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
+MAX_SCHEMAS = 1 << 20  # bytes of JSON, of several schemas of one request
 MAX_DEPTH = 40  # schemas inside schemas
 MAX_PROPERTIES = 5000  # OpenAI's limit
 # Any of them may be next, so each costs time at every token.  The library's own limit is 498.
@@ -58,6 +59,19 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "x-guidance": ("use the options of `structured_outputs`", ()),
 }
 KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
+
+
+def check_total(schemas: Iterable[object], param: FieldPath) -> None:
+    """Raises RequestError if the schemas in the field `param` are too large together."""
+    size = 0
+    for schema in schemas:
+        size += len(orjson.dumps(schema))
+        if size > MAX_SCHEMAS:
+            raise RequestError(
+                "the schemas in {} have more than {} bytes in all: send fewer or smaller ones",
+                (param, MAX_SCHEMAS),
+                code=CODE,
+            )
 
 
 class Node(NamedTuple):
@@ -172,7 +186,9 @@ def _misspelt(key: str) -> str | None:
         return None
     plain = key.replace("_", "").replace("-", "").lower()
     same = next((known for known in KNOWN if known.lower() == plain), None)
-    close = difflib.get_close_matches(key[:64], KNOWN, n=1, cutoff=0.88)
+    # A schema may have 100,000 names of its own: only a part of KNOWN is compared with each.
+    similar = [each for each in KNOWN if each[0] == key[0] or each[-1] == key[-1]]
+    close = difflib.get_close_matches(key[:64], similar, n=1, cutoff=0.88)
     return same or (close[0] if close else None)
 
 

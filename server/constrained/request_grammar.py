@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 
-import orjson
-
 from runtime.messages import Ready
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.response_format_schema import allowed_beside
@@ -19,7 +17,6 @@ from server.constrained.reasoning_grammar import (
 )
 from server.constrained.response_format import format_grammar
 from server.errors import FieldPath, RequestError, UnsupportedParameter
-from server.generation.off_loop import off_loop
 from server.state import ServerState
 from server.tool_calls.formats import NONE
 from server.tool_calls.grammar import tool_grammar
@@ -60,10 +57,8 @@ async def chat_grammar(
     if requested is not None and in_messages and not body.continue_final_message:
         requested = in_final_message(requested, literals)
     await _check_custom(state, body, ready)
-    size = sum(len(orjson.dumps(tool.function.parameters)) for tool in body.offered_tools())
     reasoning_between = budget is None or not in_messages
-    grammar = await off_loop(
-        size,
+    grammar = await state.grammars.prepare(
         lambda: tool_grammar(
             body, requested, formats.tools, source, literals, reasoning_between=reasoning_between
         ),
@@ -123,8 +118,9 @@ def _budget(
 async def _requested_grammar(state: ServerState, body: SamplingBody) -> Grammar | None:
     """The grammar of response_format or structured_outputs, not yet checked by the library."""
     fields = body.response_format, body.structured_outputs
-    size = len(orjson.dumps([each.model_dump() for each in fields if each is not None]))
-    return await off_loop(size, lambda: format_grammar(*fields, state.grammar_literals))
+    if fields == (None, None):
+        return None
+    return await state.grammars.prepare(lambda: format_grammar(*fields, state.grammar_literals))
 
 
 async def _check_grammar(state: ServerState, grammar: Grammar, ready: Ready) -> str:

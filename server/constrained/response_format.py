@@ -21,7 +21,12 @@ from server.constrained.grammar_text import (
     literal,
     with_whitespace,
 )
-from server.constrained.json_schema import check_schema, forbid_additional, strict_schema
+from server.constrained.json_schema import (
+    check_schema,
+    check_total,
+    forbid_additional,
+    strict_schema,
+)
 from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
@@ -139,6 +144,7 @@ def _structural_tag(
             "`triggers`, strings that a `begin` starts with",
             (param, MAX_CHOICES),
         )
+    check_total((fields_of(each).get("schema") for each in structures), param / "structures")
     rules: list[str] = []
     schemas: list[tuple[Path, dict[str, Any]]] = []
     for index, structure in enumerate(structures):

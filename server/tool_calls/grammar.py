@@ -12,7 +12,7 @@ from typing import Any
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
 from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
-from server.constrained.json_schema import check_schema, strict_schema
+from server.constrained.json_schema import check_schema, check_total, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
@@ -76,6 +76,8 @@ def _rules(
 
     all_strict  also functions that are not strict get arguments that fit their schema
     """
+    functions = [tool.function for _, tool in tools if all_strict or tool.function.strict]
+    check_total((function.parameters for function in functions), FieldPath("tools"))
     calls = CallRules(form, literals)
     calls.rules.append("call: " + " | ".join(f"call{index}" for index, _ in tools))
     for index, tool in tools:

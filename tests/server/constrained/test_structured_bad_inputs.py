@@ -151,6 +151,9 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (structured(structural_tag={"structures": [{"begin": "<g>", "schema": {}, "end": ""}],
                                 "triggers": ["<f"]}), VALUE,
      f"{SO}.structural_tag.structures[0].begin", "starts with none"),
+    (structured(structural_tag={"structures": [{"begin": "<f>", "end": "", "schema":
+     {"title": "x" * 200_000}}] * 6, "triggers": ["<f"]}), SCHEMA,
+     f"{SO}.structural_tag.structures", "fewer or smaller"),
     (structured(structural_tag={"structures": [{"begin": "<f>", "schema": {"not": {}}, "end": ""}],
                                 "triggers": ["<f"]}), SCHEMA,
      f"{SO}.structural_tag.structures[0].schema.not", "cannot be enforced"),

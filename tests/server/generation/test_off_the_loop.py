@@ -24,12 +24,18 @@ TEXT = "Hello world " * 10_000
 IDS = [1] * 20_000
 SCORED = {"messages": TURNS[:1], "stream": False, "logprobs": True, "top_logprobs": 20}
 ECHOED = {"prompt": TEXT, "n": 20, "max_tokens": 1}
+FORM = {"response_format": {"type": "json_object"}}
 TEXT_ANSWER = "server.apis.openai.completions.TextAnswer"
 # route, body, the function that takes long
 ROWS: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": TEXT}, "orjson.dumps"),
     ("/detokenize", {"tokens": IDS}, "server.apis.openai.tokenize.check_token_ids"),
     ("/v1/completions", {"prompt": IDS}, "server.generation.text_request.check_token_ids"),
+    (
+        "/v1/completions",
+        {"prompt": "Hello"} | FORM,
+        "server.constrained.request_grammar.format_grammar",
+    ),
     ("/v1/completions", ECHOED | {"echo": True}, f"{TEXT_ANSWER}._best"),
     ("/v1/completions", ECHOED | {"return_token_ids": True}, f"{TEXT_ANSWER}._best"),
     (

@@ -196,6 +196,17 @@ def test_a_schema_that_cannot_be_honoured_is_named(tokenizer: Tokenizer):
     assert "tools[1].function.parameters" in (refused.value.param or "")
 
 
+def test_the_schemas_of_all_tools_together_are_limited(tokenizer: Tokenizer):
+    large = {"type": "object", "description": "x" * 200_000}
+    several = [tool(f"f{index}", parameters=large) for index in range(6)]
+    with pytest.raises(RequestError, match="1048576 bytes in all") as refused:
+        grammar_of(tokenizer, "hermes", tools=several, tool_choice="required")
+    assert refused.value.param == "tools"
+    # Those that are not enforced have no limit, and neither have those that are not offered.
+    assert grammar_of(tokenizer, "hermes", tools=several) is None
+    assert grammar_of(tokenizer, "hermes", tools=several, tool_choice=tool("f1")) is not None
+
+
 @pytest.mark.parametrize(("begun", "reasoning"), [(True, "think"), (False, "think")])
 def test_reasoning_may_come_before_the_call(tokenizer: Tokenizer, begun: bool, reasoning: str):
     inner = grammar_of(tokenizer, "hermes", tool_choice="required")
