@@ -23,8 +23,8 @@ from server.errors import INVALID_REQUEST, RateLimited, RequestError, error_body
 from server.http import middleware
 from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
+from server.http.paths import RootPathMiddleware
 from server.http.request_context import ERROR_CODE
-from server.http.root_path import RootPathMiddleware
 from server.http.sse import ClientGone
 from server.pages import routes as pages
 from server.state import ServerState, state_of

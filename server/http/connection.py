@@ -1,9 +1,10 @@
 """One HTTP connection: uvicorn's protocol, bounded before a request reaches the application.
 
 uvicorn's own limit of header bytes holds for its h11 protocol only, and it waits for ever for the
-rest of a request that was begun.  It takes the trailers of a chunked body for headers, however many
-come.  Its parser loses the body of a request that offers an upgrade, as those of Java's HTTP client
-do: a server that does not upgrade has to answer in HTTP/1.1.
+rest of a request that was begun, and for a client to read its answer.  It takes the trailers of a
+chunked body for headers, however many come.  Its parser loses the body of a request that offers an
+upgrade, as those of Java's HTTP client do: a server that does not upgrade has to answer in
+HTTP/1.1.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from uvicorn.server import ServerState
 from server.errors import INVALID_REQUEST, error_body
 from server.http.connection_limit import ConnectionLimit
 from server.http.request_context import id_for
+from server.http.unread import UnreadAnswers, unacknowledged
 
 DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
 # In a request's scope: how many connections may be busy, if more are.
@@ -88,10 +90,13 @@ class BoundedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
         limit: ConnectionLimit | None = None,
+        unread: UnreadAnswers | None = None,
     ) -> None:
-        """`limit` is that of all connections of the process; None for a server of one test."""
+        """`limit` and `unread` are those of all connections of the process; None for a server of
+        one test."""
         super().__init__(config, server_state, app_state, _loop)
         self._limit = limit or ConnectionLimit()
+        self._unread = unread or UnreadAnswers()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -101,10 +106,22 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect(None)
         self._limit.closed(self)
+        self._unread.resumed(self)
         super().connection_lost(exc)
 
     def has_unsent_bytes(self) -> bool:
         return self.transport.get_write_buffer_size() > 0
+
+    def unread_bytes(self) -> int:
+        return self.transport.get_write_buffer_size() + unacknowledged(self.transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._unread.paused(self)
+
+    def resume_writing(self) -> None:
+        self._unread.resumed(self)
+        super().resume_writing()
 
     def cut(self) -> None:
         self.transport.abort()

@@ -42,6 +42,7 @@ COUNTERS: dict[str, tuple[str, dict[str, tuple[str, ...]]]] = {
         "Completions aborted by a disconnect or an error.",
         {"by": ("disconnect", "error")},
     ),
+    "answers_unread": ("Connections closed because their client did not read.", {}),
     "batch_lines": (
         "Batch lines that were run, by outcome.",
         {"outcome": ("completed", "failed")},

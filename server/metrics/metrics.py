@@ -160,6 +160,10 @@ class Metrics(Collector):
         """In addition to `request_finished`, whose reason is "abort"."""
         self._count("aborted", by=by)
 
+    def answer_unread(self) -> None:
+        """A connection was closed because its client did not read."""
+        self._count("answers_unread")
+
     def generation_finished(self, longest: int) -> None:
         """All completions of a request have ended; longest: tokens of the longest one."""
         self._histograms["request_max_generation_tokens"].observe(longest)

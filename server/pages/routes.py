@@ -16,8 +16,8 @@ from server.dashboard.access import check_may_watch
 from server.errors import FieldPath, RequestError
 from server.http.endpoints import Endpoints
 from server.http.openapi_parts import TEXT
+from server.http.paths import ONLY_PREFIX
 from server.http.query import parse_query
-from server.http.root_path import ONLY_PREFIX
 from server.http.sse import EventStream, EventWriter
 from server.http.validation import Body
 from server.pages.assets import send_asset

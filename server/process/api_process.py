@@ -86,7 +86,7 @@ async def serve(start: ApiProcessArgs) -> None:
         loop.call_soon_threadsafe(on_message, line, found, app.state.api_keys)
 
     watch(on_line)
-    server, listener = http_server(app, config), socket.socket(fileno=start.listener)
+    server, listener = http_server(app, config, state.metrics), socket.socket(fileno=start.listener)
     work = BackgroundWork(start, state)
     drains: list[asyncio.Task[None]] = []  # an event loop keeps no reference to its tasks
     gate, taking = app.state.drain_state, Path(start.taking)

@@ -13,6 +13,8 @@ from starlette.types import ASGIApp
 from server.config import ServerConfig
 from server.http.connection import BoundedProtocol
 from server.http.connection_limit import ConnectionLimit, max_connections
+from server.http.unread import UnreadAnswers
+from server.metrics.metrics import Metrics
 
 
 class ApiServer(uvicorn.Server):
@@ -28,9 +30,9 @@ class ApiServer(uvicorn.Server):
         yield
 
 
-def http_server(app: ASGIApp, config: ServerConfig) -> ApiServer:
+def http_server(app: ASGIApp, config: ServerConfig, metrics: Metrics) -> ApiServer:
     limit = ConnectionLimit(max_connections())
-    protocol = partial(BoundedProtocol, limit=limit)
+    protocol = partial(BoundedProtocol, limit=limit, unread=UnreadAnswers(metrics.answer_unread))
     return ApiServer(
         uvicorn.Config(
             app,
