@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import select
@@ -22,6 +23,7 @@ from server.constrained.grammar_text import Grammar
 from server.constrained.grammar_worker import CHECK_SECONDS, GrammarCheckArgs, GrammarVerdict
 from server.errors import FieldPath, RequestError
 from server.generation.admission import full
+from server.http.sse import while_wanted
 from server.http.validation import MAX_NAME
 from server.process.pipes import ATTEMPTS, KILLS, end_process, process_lost, wait_until_ready
 from server.prompt.tokenizer import ChatTokenizer
@@ -47,44 +49,65 @@ class GrammarChecker:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._schemas = ThreadPoolExecutor(1, thread_name_prefix="schemas")
         self._waiting = 0
-        self._fine: OrderedDict[bytes, str] = OrderedDict()  # checked, by digest
+        self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()  # by digest
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """Make a grammar of a request's fields.  Only others like it wait: a schema may be large,
-        and the threads of the event loop also read files and long prompts."""
-        return await asyncio.get_running_loop().run_in_executor(self._schemas, work)
+        and the threads of the event loop also read files and long prompts.
+
+        Raises ClientGone.
+        """
+        return await while_wanted(_in(self._schemas, work))
 
     async def check(self, grammar: Grammar, vocab_size: int, tokenizer: ChatTokenizer) -> str:
         """The text for SamplingParams.grammar.
 
-        Raises RequestError that names the place if it cannot be used, RateLimited, Unavailable.
+        Raises RequestError that names the place if it cannot be used, RateLimited, Unavailable and
+        ClientGone.
         """
         line = msgspec.json.encode(grammar)
         digest = hashlib.sha256(line).digest()
-        if digest in self._fine:
-            self._fine.move_to_end(digest)
-            return self._fine[digest]
+        verdict = self._remembered(digest)
+        if verdict is None:
+            verdict = await self._wait(
+                digest, line, GrammarCheckArgs(vocab_size, tokenizer.special_words())
+            )
+        if verdict.error is not None:
+            raise _refusal(grammar, verdict)
+        return verdict.grammar
+
+    async def _wait(self, digest: bytes, line: bytes, start: GrammarCheckArgs) -> GrammarVerdict:
+        """Ask when it is this grammar's turn.  Raises RateLimited if many are before it."""
         if self._waiting >= MAX_WAITING:
             raise full(
                 "grammars_full", "{} grammars wait to be checked: try again later", self._waiting
             )
         self._waiting += 1
         try:
-            start = GrammarCheckArgs(vocab_size, tokenizer.special_words())
-            loop = asyncio.get_running_loop()
-            verdict = await loop.run_in_executor(self._thread, self._ask, start, line)
+            return await while_wanted(_in(self._thread, lambda: self._verdict(digest, line, start)))
         finally:
             self._waiting -= 1
-        if verdict.error is not None:
-            raise _refusal(grammar, verdict)
-        self._remember(digest, verdict.grammar)
-        return verdict.grammar
 
-    def _remember(self, digest: bytes, grammar: str) -> None:
-        self._fine[digest] = grammar
-        size = sum(map(len, self._fine.values()))
-        while len(self._fine) > MAX_REMEMBERED or size > MAX_REMEMBERED_CHARS:
-            size -= len(self._fine.popitem(last=False)[1])
+    def _remembered(self, digest: bytes) -> GrammarVerdict | None:
+        verdict = self._verdicts.get(digest)
+        with contextlib.suppress(KeyError):  # there is none, or it was just forgotten
+            self._verdicts.move_to_end(digest)
+        return verdict
+
+    def _verdict(self, digest: bytes, line: bytes, start: GrammarCheckArgs) -> GrammarVerdict:
+        """In the thread: the verdict, which another request for the same may just have got."""
+        verdict = self._remembered(digest)
+        if verdict is None:
+            verdict = self._ask(start, line)
+            if verdict.is_final:
+                self._remember(digest, verdict)
+        return verdict
+
+    def _remember(self, digest: bytes, verdict: GrammarVerdict) -> None:
+        self._verdicts[digest] = verdict
+        size = sum(len(each.grammar) for each in self._verdicts.values())
+        while len(self._verdicts) > MAX_REMEMBERED or size > MAX_REMEMBERED_CHARS:
+            size -= len(self._verdicts.popitem(last=False)[1].grammar)
 
     def _ask(self, start: GrammarCheckArgs, line: bytes) -> GrammarVerdict:
         for _ in range(ATTEMPTS):
@@ -94,12 +117,12 @@ class GrammarChecker:
                 process = self._process or self._start(start)
             except (OSError, EOFError):
                 break
-            verdict = self._verdict(process, line)
+            verdict = self._answer(process, line)
             if verdict is not None:
                 return verdict
         raise process_lost("tries grammars")
 
-    def _verdict(self, process: subprocess.Popen[bytes], line: bytes) -> GrammarVerdict | None:
+    def _answer(self, process: subprocess.Popen[bytes], line: bytes) -> GrammarVerdict | None:
         """None if the process was killed."""
         try:
             verdict = _exchange(process, line, WAIT_SECONDS)
@@ -107,6 +130,7 @@ class GrammarChecker:
         except TimeoutError:
             self.close()
             error = f"there was no verdict after {WAIT_SECONDS:g} s: make it simpler, or try again"
+            return GrammarVerdict(error=error, is_final=False)
         except (OSError, EOFError):
             code = process.wait()
             self.close()
@@ -118,7 +142,7 @@ class GrammarChecker:
                 )
             how = signal.Signals(-code).name if code < 0 else f"code {code}"
             error = f"it is too complex: the process that tried it ended ({how})"
-        return GrammarVerdict(error=error)
+            return GrammarVerdict(error=error)
 
     def _start(self, start: GrammarCheckArgs) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-P", "-m", "server.constrained.grammar_worker"]
@@ -138,6 +162,10 @@ class GrammarChecker:
         if self._end is not None:
             self._end()
         self._process = self._end = None
+
+
+async def _in(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(threads, work)
 
 
 def _exchange(process: subprocess.Popen[bytes], request: bytes, seconds: float) -> bytes:

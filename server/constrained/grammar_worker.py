@@ -49,6 +49,7 @@ class GrammarVerdict(Struct, frozen=True):
     grammar: str = ""  # for the engine
     error: str | None = None
     path: list[str | int] | None = None  # of the schema to blame, of Grammar.schemas or in one
+    is_final: bool = True  # False: another attempt may have another one
 
 
 class ByteTokenizer:

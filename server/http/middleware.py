@@ -33,7 +33,7 @@ from server.http.access import (
 )
 from server.http.connection import CONNECTIONS_FULL
 from server.http.paths import WATCHING_PATHS, is_routine
-from server.http.request_context import ERROR_CODE, REQUEST_ID, exchange, id_for
+from server.http.request_context import ERROR_CODE, RECEIVE, REQUEST_ID, exchange, id_for
 from server.state import ServerState
 from server.telemetry.requests import CLIENT_CLOSED_REQUEST, ObservedRequest, RequestTelemetry
 
@@ -102,6 +102,7 @@ class RequestMiddleware:
         request_id = id_for(scope["headers"])
         known: dict[str, object] = scope.setdefault("state", {})
         known[REQUEST_ID] = request_id.decode()
+        known[RECEIVE] = receive
         exchange.set(known)
         observed = self._telemetry.begin(scope)
 

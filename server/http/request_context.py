@@ -18,6 +18,7 @@ KEY_NAME = "key_name"  # that operators know the key by
 REQUEST_ID = "request_id"  # what X-Request-Id of the answer says
 GENERATION = "generation"  # what is generated for it; see server.telemetry.summary
 ERROR_CODE = "error_code"  # of the error that it was answered with
+RECEIVE = "receive"  # of ASGI: tells that the client has gone, once the body is read
 CLIENT_GONE = "client_gone"  # True if the client closed the connection before the end
 REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 

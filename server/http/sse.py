@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import RequestError, internal_error
 from server.http.connection import DIRECT, outlet
-from server.http.request_context import CLIENT_GONE, exchange
+from server.http.request_context import CLIENT_GONE, RECEIVE, exchange
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -88,6 +88,16 @@ async def while_connected(
             await asyncio.gather(working, watching, return_exceptions=True)
         finally:
             close()
+
+
+async def while_wanted(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work` for the request that this task answers, whose body has been read; it is
+    cancelled if the client goes away.
+
+    Raises ClientGone.
+    """
+    receive = exchange.get({}).get(RECEIVE)  # a batch has none
+    return await (work if receive is None else while_connected(receive, work, lambda: None))
 
 
 def line(data: object) -> bytes:
