@@ -4,12 +4,15 @@ uvicorn's own limit of header bytes holds for its h11 protocol only, and it wait
 rest of a request that was begun, and for a client to read its answer.  It takes the trailers of a
 chunked body for headers, however many come.  Its parser loses the body of a request that offers an
 upgrade, as those of Java's HTTP client do: a server that does not upgrade has to answer in
-HTTP/1.1.
+HTTP/1.1.  It stops reading when a request comes before the one before it is answered, and then does
+not notice that the client has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
+import select
+from collections import deque
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any, cast
@@ -30,6 +33,7 @@ DIRECT = "wavefill.send"  # in a request's scope: the connection's own `send`
 CONNECTIONS_FULL = "wavefill.connections_full"
 BODY_BYTES_A_SECOND = 256 << 10  # a body that says how long it is may come this slowly
 MAX_BODY_SECONDS = 3000.0
+GONE = select.POLLERR | select.POLLHUP | getattr(select, "POLLRDHUP", 0)  # Linux has the last one
 
 
 def outlet(send: Send | None) -> Callable[[bytes], bool] | None:
@@ -78,8 +82,10 @@ class BoundedProtocol(HttpToolsProtocol):
     """Closes the connection of a caller whose headers are too large, or who does not go on."""
 
     header_seconds = 10.0  # from the first byte (or the connection) to the end of the headers
+    gone_seconds = 1.0  # between two looks at a client that has sent requests ahead
     body_seconds = 60.0  # from there to the end of the body, and more for a long one
     _deadline: asyncio.TimerHandle | None = None
+    _look: asyncio.TimerHandle | None = None
     _in_head = True  # of a message, or before it; otherwise in its body or trailers
     _bytes_beside_body = 0  # read since the message began, or since the last chunk of its body
 
@@ -97,6 +103,9 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limit = limit or ConnectionLimit()
         self._unread = unread or UnreadAnswers()
+        self._open: deque[RequestResponseCycle] = (
+            deque()
+        )  # requests that are not answered, in order
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -107,6 +116,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._expect(None)
         self._limit.closed(self)
         self._unread.resumed(self)
+        if self._look is not None:
+            self._look.cancel()
+        for cycle in self._open:  # uvicorn tells the last one
+            cycle.disconnected = True
+            cycle.message_event.set()
+        self._open.clear()
         super().connection_lost(exc)
 
     def has_unsent_bytes(self) -> bool:
@@ -181,6 +196,9 @@ class BoundedProtocol(HttpToolsProtocol):
         more_seconds = int(length[:12]) / BODY_BYTES_A_SECOND if length.isdigit() else 0.0
         self._expect(min(self.body_seconds + more_seconds, MAX_BODY_SECONDS))
         super().on_headers_complete()
+        self._open.append(self.cycle)
+        if self.pipeline and self._look is None:
+            self._look_for_client()
         # What uvicorn hands the application is the same: it has not run yet.
         if self.parser.get_http_version() == "1.0":
             vars(self.cycle)["send"] = until_close(self.cycle)
@@ -202,9 +220,23 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
+        if self._open:
+            self._open.popleft()
         super().on_response_complete()
         if self.cycle.response_complete:  # otherwise it is that of a request sent ahead
             self._limit.request_ended(self)
+
+    def _look_for_client(self) -> None:
+        """Notice the end of a connection that is not read, as long as requests wait in it."""
+        self._look = None
+        if not self.pipeline or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), GONE)
+        if poll.poll(0):
+            self.cut()
+        else:
+            self._look = self.loop.call_later(self.gone_seconds, self._look_for_client)
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is not HTTP in the form of every other error."""

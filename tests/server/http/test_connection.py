@@ -22,13 +22,16 @@ HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
 class HastyProtocol(BoundedProtocol):
     header_seconds = 0.3
     body_seconds = 0.3
+    gone_seconds = 0.1
 
 
 seen: list[list[tuple[bytes, bytes]]] = []  # the headers of each request
+gone = threading.Event()  # a request to /wait was told so
 
 
 async def echo(scope, receive, send) -> None:
-    """Answers with the body; /slow takes longer than any time-out, /early reads no body."""
+    """Answers with the body; /slow takes longer than any time-out, /early reads no body, /wait
+    answers when the client has gone."""
     seen.append(scope["headers"])
     body, more = b"", scope["path"] != "/early"
     while more:
@@ -38,6 +41,11 @@ async def echo(scope, receive, send) -> None:
         body += message.get("body", b"")
         more = message.get("more_body", False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/wait":
+        async with asyncio.timeout(20):
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        gone.set()
     if scope["path"] == "/slow":
         for _ in range(8):
             await asyncio.sleep(0.1)
@@ -162,6 +170,18 @@ def test_an_answer_longer_than_the_time_outs_is_not_cut(caller: Caller):
 def test_half_of_a_next_request_does_not_cut_the_answer_before_it(caller: Caller):
     caller.send(HEAD.replace(b"/x", b"/slow") + b"\r\n0123456789" + HEAD[:20])
     assert caller.rest().count(b"1\r\n.\r\n") == 8
+
+
+@pytest.mark.parametrize("sent_ahead", [0, 1, 5])
+def test_a_client_that_goes_is_noticed_even_if_it_has_sent_further_requests(
+    caller: Caller, sent_ahead: int
+):
+    gone.clear()
+    caller.send(HEAD.replace(b"/x", b"/wait") + b"\r\n0123456789")
+    assert caller.socket.recv(4096).startswith(b"HTTP/1.1 200")
+    caller.send(*[HEAD + b"\r\n0123456789"] * sent_ahead, pause=0.02)
+    caller.socket.close()
+    assert gone.wait(10)
 
 
 CHUNKS = b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
