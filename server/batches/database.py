@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import logging
 import os
 import sqlite3
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-from server.errors import RequestError
+from server.errors import RequestError, Unavailable
+
+log = logging.getLogger("wavefill.batches")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NAME = "wavefill.sqlite3"
 VERSION = 1
 BUSY_SECONDS = 20.0
+RETRY_SECONDS = 60  # until the disk may have room again
 SCHEMA = """
 CREATE TABLE files (
     number INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -55,6 +63,22 @@ IS_OPEN = "status IN ('validating', 'in_progress', 'cancelling', 'finalizing')"
 
 class DataError(Exception):
     """The data directory cannot be used; the message says why."""
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of what reads or writes the disk.  Raises Unavailable if that fails."""
+    try:
+        return await asyncio.to_thread(work, *args, **kwargs)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        log.error("--data-dir cannot be used: %s", reason)
+        raise Unavailable(
+            "files and batches cannot be read or written ({}): try again later; the operator has "
+            "to make room in --data-dir, or to repair its disk",
+            reason,
+            code="store_failed",
+            retry_after_s=RETRY_SECONDS,
+        ) from error
 
 
 class BatchDatabase:

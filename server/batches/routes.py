@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from server.apis.responses.answer_schema import ITEMS_USAGE
 from server.batches.background import ENDPOINTS
+from server.batches.database import in_thread
 from server.batches.files import StoredFile
 from server.batches.schema import BatchQuery, BatchRequest, FileQuery
 from server.batches.store import BatchStore
@@ -112,12 +113,12 @@ async def list_files(request: Request) -> Response:
         page, more = files.page(owner_of(request), query)
         return msgspec.json.encode(listed(page, [file.id for file in page], has_more=more))
 
-    return JsonBody(await asyncio.to_thread(work))
+    return JsonBody(await in_thread(work))
 
 
 async def _file(request: Request, file_id: str) -> StoredFile:
     parse_query(NoQuery, request.query_params)
-    return await asyncio.to_thread(store_of(request).files.find, owner_of(request), file_id)
+    return await in_thread(store_of(request).files.find, owner_of(request), file_id)
 
 
 @endpoints.get("/v1/files/{file_id}", summary="Describe a file", answer=FILE)
@@ -128,7 +129,7 @@ async def get_file(request: Request, file_id: str) -> Response:
 @endpoints.delete("/v1/files/{file_id}", summary="Delete a file", answer=deleted("file"))
 async def delete_file(request: Request, file_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    await asyncio.to_thread(store_of(request).files.delete, owner_of(request), file_id)
+    await in_thread(store_of(request).files.delete, owner_of(request), file_id)
     return _json({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -140,8 +141,9 @@ async def delete_file(request: Request, file_id: str) -> Response:
 )
 async def file_content(request: Request, file_id: str) -> Response:
     file = await _file(request, file_id)
+    path = store_of(request).files.path(file.id)
     try:
-        source = await asyncio.to_thread(store_of(request).files.path(file.id).open, "rb")
+        source = await asyncio.to_thread(path.open, "rb")
     except FileNotFoundError:  # deleted since
         raise NotFound("the file `{}` is gone", file.id, code="file_not_found") from None
     headers = {
@@ -178,23 +180,23 @@ async def create_batch(request: Request) -> Response:
         raise RequestError(
             "{endpoint} is {!r}: it must be one of {}", (body.endpoint, ", ".join(ENDPOINTS))
         )
-    return _json(await asyncio.to_thread(store.create, owner_of(request), body))
+    return _json(await in_thread(store.create, owner_of(request), body))
 
 
 @endpoints.get("/v1/batches", summary="List batches", query=BatchQuery, answer=page_schema(BATCH))
 async def list_batches(request: Request) -> Response:
     query = parse_query(BatchQuery, request.query_params)
-    page, more = await asyncio.to_thread(store_of(request).page, owner_of(request), query)
+    page, more = await in_thread(store_of(request).page, owner_of(request), query)
     return _json(listed(page, [batch.id for batch in page], has_more=more))
 
 
 @endpoints.get("/v1/batches/{batch_id}", summary="Describe a batch", answer=BATCH)
 async def get_batch(request: Request, batch_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    return _json(await asyncio.to_thread(store_of(request).find, owner_of(request), batch_id))
+    return _json(await in_thread(store_of(request).find, owner_of(request), batch_id))
 
 
 @endpoints.post("/v1/batches/{batch_id}/cancel", summary="Cancel a batch", answer=BATCH)
 async def cancel_batch(request: Request, batch_id: str) -> Response:
     parse_query(NoQuery, request.query_params)
-    return _json(await asyncio.to_thread(store_of(request).cancel, owner_of(request), batch_id))
+    return _json(await in_thread(store_of(request).cancel, owner_of(request), batch_id))

@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from starlette.requests import Request
 
+from server.batches.database import in_thread
 from server.batches.files import KEEP_SECONDS, FileStore, StoredFile
 from server.batches.multipart import MultipartReader, boundary_of
 from server.batches.schema import FileForm, form_fields
@@ -25,20 +26,21 @@ MAX_NAME = 255  # characters of a file's name
 async def receive_upload(request: Request, store: FileStore, max_bytes: int) -> StoredFile:
     """Store the file of a form; max_bytes: of the file.
 
-    Raises UnsupportedMediaType, RequestError.  An error about the form is raised after the whole
-    body has been read: a client that still sends would not see the answer.
+    Raises UnsupportedMediaType, RequestError, and Unavailable if the disk is full.  An error that
+    is not about the media type is raised after the whole body has been read: a client that still
+    sends would not see the answer.
     """
     boundary = boundary_of(request.headers.get("content-type", ""))
     length = request.headers.get("content-length", "")
     reserved = min(int(length), max_bytes) if length.isdigit() else max_bytes
     chunks = _buffered(request.stream())
     try:
-        id = await asyncio.to_thread(store.begin, owner_of(request), reserved)
+        id = await in_thread(store.begin, owner_of(request), reserved)
         upload = _Upload(store, id, boundary, max_bytes)
         try:
             async for chunk in chunks:
-                await asyncio.to_thread(upload.reader.feed, chunk)
-            return await asyncio.to_thread(upload.finish)
+                await in_thread(upload.reader.feed, chunk)
+            return await in_thread(upload.finish)
         except BaseException:
             upload.close()
             # No await: this task may have been cancelled because the client disconnected.
