@@ -76,7 +76,7 @@ class Admission:
         if requested > self._limit:
             raise RequestError(
                 "prompts times {n} (or {best_of}) is {} sequences, this server takes {} at a "
-                "time: send fewer prompts or lower {n}",
+                "time: send fewer prompts or lower {n} (the operator can raise --max-queue)",
                 (requested, self._limit),
             )
         if self._bounded and self.used and requested > self.available:
@@ -86,6 +86,7 @@ class Admission:
             )
             if requested > self.share:
                 template += ", send fewer prompts or lower `n`"
+            template += " (the operator can raise --max-queue)"
             raise full("queue_full", template, (self.used, requested, self.share))
         return AdmissionSlots(self, requested)
 

@@ -213,7 +213,10 @@ class Bounds:
         limit = MAX_BODIES * self._state.config.max_body_bytes
         if self._gate.body_bytes > limit:
             self._release()
-            message = f"the bodies of open requests have more than {limit} bytes: try again later"
+            message = (
+                f"the bodies of open requests have more than {limit} bytes: try again later (the "
+                "operator can raise --max-body-bytes)"
+            )
             raise BodyRefused(*self._full("bodies_full", message))
 
     def _full(self, reason: Reason, message: str) -> tuple[int, str, str, Headers]:

@@ -91,6 +91,13 @@ FULL: dict[str, tuple[Callable[[BatchServer, pytest.MonkeyPatch], None], str]] =
 }
 
 
+OPTIONS = {
+    "queue_full": "--max-queue",
+    "bodies_full": "--max-body-bytes",
+    "data_full": "--max-data-bytes",
+}
+
+
 @pytest.mark.parametrize("reason", get_args(Reason))
 async def test_each_reason_for_a_429_is_counted_and_has_its_retry_after(
     server: BatchServer, monkeypatch: pytest.MonkeyPatch, reason: Reason
@@ -107,6 +114,7 @@ async def test_each_reason_for_a_429_is_counted_and_has_its_retry_after(
         answer = await server.http.post(path, json=chat if path == CHAT else batch)
     assert answer.status_code == 429, answer.text
     assert answer.json()["error"]["code"] == "rate_limit_exceeded"
+    assert OPTIONS.get(reason, "") in answer.json()["error"]["message"]
     assert answer.headers["retry-after"] == str(RETRY_AFTER_S[reason])
     assert await count_of(server) == {name: float(name == reason) for name in get_args(Reason)}
 

@@ -288,7 +288,8 @@ async def test_a_request_of_the_whole_queues_size_is_admitted_with_several_api_p
             assert answer.status_code == status, answer.text
             assert answer.headers["x-ratelimit-limit-requests"] == "2"
             assert answer.headers["x-ratelimit-remaining-requests"] == left
-        assert "takes 4 at a time" in answer.json()["error"]["message"]
+        message = answer.json()["error"]["message"]
+        assert "takes 4 at a time" in message and "--max-queue" in message
 
 
 async def test_a_process_holds_its_share_of_the_queue_or_one_larger_request(tmp_path: Path):
