@@ -31,7 +31,7 @@ OTHERS = {
     "model": "a directory, a Hub id, or the built-in model",
     "revision": "branch, tag or commit of a Hub model",
     "api-key": "keys that clients have to send; those of all sources together",
-    "api-key-file": "file with one key a line",
+    "api-key-file": "file with one key a line; # begins a comment",
 }
 
 

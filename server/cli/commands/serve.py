@@ -10,12 +10,12 @@ import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 
 from msgspec.structs import replace
 
 from runtime.config import ConfigError, EngineConfig, check_values
-from server.cli.config_file import NO_FILE, ConfigFile, add_config_argument, find_text
+from server.cli.api_keys import read_keys
+from server.cli.config_file import ConfigFile, add_config_argument, find_text
 from server.cli.flags import (
     add_flags,
     add_model_arguments,
@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="require this key from clients; may be repeated (other users of this machine can read "
         "arguments: prefer WAVEFILL_API_KEY or --api-key-file)",
     )
-    parser.add_argument("--api-key-file", metavar="FILE", help="file with one key a line")
+    parser.add_argument(
+        "--api-key-file", metavar="FILE", help="file with one key a line; # begins a comment"
+    )
     add_flags(parser)
 
 
@@ -267,30 +269,6 @@ def with_model(config: ServerConfig, directory: str, name: str) -> ServerConfig:
         model_directory=directory,
         engine=replace(config.engine, model=directory),
     )
-
-
-def read_keys(
-    args: argparse.Namespace, environment: Mapping[str, str], settings: ConfigFile = NO_FILE
-) -> tuple[str, ...]:
-    """The keys of all sources, none of them empty.  Raises UsageError."""
-    keys = list(args.api_key or ())
-    if not all(key.strip() for key in keys):  # a variable of the shell that is not set
-        raise UsageError("--api-key: it is empty: give a key, or leave the option out")
-    keys += environment.get("WAVEFILL_API_KEY", "").split(",")
-    listed = settings.get("api-key", tuple[str, ...]) or ()
-    keys += listed.split(",") if isinstance(listed, str) else listed
-    _, file = find_text("api-key-file", args, environment, settings)
-    if file:
-        try:
-            lines = Path(file).read_text(encoding="utf-8").splitlines()
-        except OSError as error:
-            raise UsageError(f"--api-key-file {file}: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise UsageError(f"--api-key-file {file}: not UTF-8 text") from None
-        if not any(line.strip() for line in lines):
-            raise UsageError(f"--api-key-file {file}: it holds no key")
-        keys += lines
-    return tuple(dict.fromkeys(key.strip() for key in keys if key.strip()))
 
 
 def warn_if_open(config: ServerConfig) -> None:

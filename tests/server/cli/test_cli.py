@@ -104,6 +104,20 @@ def test_keys_come_from_all_three_sources_and_are_never_shown(tmp_path: Path):
     assert not any(key in repr(found) for key in found.api_keys)
 
 
+def test_comments_and_blank_lines_in_a_file_of_keys_open_nothing(tmp_path: Path):
+    file = tmp_path / "keys"
+    file.write_text("\ufeff# of the team\n\nalice sk-one\n  # bob sk-two\n#sk-three\n \nsk#four\n")
+    assert config("--api-key-file", str(file)).api_keys == ("alice sk-one", "sk#four")
+    for text, message in (
+        ("# bob sk-two\n", "it holds no key"),
+        ("sk-one\nalice sk-two # new\n", "line 2: no comment stands after a key"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=message) as refused:
+            config("--api-key-file", str(file))
+        assert "sk-" not in str(refused.value)
+
+
 def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text("secret")

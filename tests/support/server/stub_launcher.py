@@ -16,7 +16,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from runtime.config import EngineConfig
-from server.cli.commands.serve import read_keys
+from server.cli.api_keys import read_keys
 from server.cli.model_source import built_in_directory
 from server.config import ServerConfig
 from server.process.launcher import launch
