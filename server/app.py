@@ -24,7 +24,7 @@ from server.http import middleware
 from server.http.json_body import JsonBody
 from server.http.openapi import DocumentedApp
 from server.http.paths import RootPathMiddleware
-from server.http.request_context import ERROR_CODE
+from server.http.request_context import note_error
 from server.http.sse import ClientGone
 from server.pages import routes as pages
 from server.state import ServerState, state_of
@@ -85,7 +85,7 @@ async def _request_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     if isinstance(error, RateLimited):
         state_of(request).metrics.rejected(error.reason)
-    request.scope["state"][ERROR_CODE] = error.code
+    note_error(error.code)
     return JsonBody(error.body(), error.status, error.headers())
 
 
@@ -99,6 +99,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         allowed = headers["Allow"] = ", ".join(_methods(path))
         message = f"{path[:100]} does not answer to {method}, but to {allowed}: see /docs"
     code = HTTP_ERRORS.get(error.status_code, "http_error")
+    note_error(code)
     return JsonBody(error_body(message, INVALID_REQUEST, None, code), error.status_code, headers)
 
 

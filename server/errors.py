@@ -27,6 +27,7 @@ import orjson
 INVALID_REQUEST = "invalid_request_error"
 SERVER_ERROR = "server_error"
 RATE_LIMIT = "rate_limit_error"
+INTERNAL_ERROR = "internal_error"  # a code
 
 
 def error_body(message: str, type: str, param: str | None, code: str | None) -> bytes:
@@ -37,7 +38,7 @@ def error_body(message: str, type: str, param: str | None, code: str | None) -> 
 def internal_error() -> bytes:
     """The body for an internal error, without its details."""
     message = "the server failed on this request; its log has the details"
-    return error_body(message, SERVER_ERROR, None, "internal_error")
+    return error_body(message, SERVER_ERROR, None, INTERNAL_ERROR)
 
 
 class FieldPath(tuple[str | int, ...]):

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from server.config import ServerConfig
 from server.errors import INVALID_REQUEST, RATE_LIMIT, SERVER_ERROR, error_body
 from server.http.paths import needs_no_key
-from server.http.request_context import KEY_NAME, OWNER
+from server.http.request_context import KEY_NAME, OWNER, note_error
 
 Headers = list[tuple[bytes, bytes]]
 CLOSE: Headers = [(b"connection", b"close")]
@@ -35,6 +35,7 @@ async def refuse(send: Send, status: int, message: str, code: str | None, header
     kind = SERVER_ERROR if status >= 500 else INVALID_REQUEST
     if status == 429:
         kind = RATE_LIMIT
+    note_error(code or kind)
     await send_error(send, status, error_body(message, kind, None, code), headers)
 
 

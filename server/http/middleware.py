@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.errors import internal_error
+from server.errors import INTERNAL_ERROR, internal_error
 from server.generation.admission import Reason, full
 from server.http.access import (
     CLOSE,
@@ -33,7 +33,7 @@ from server.http.access import (
 )
 from server.http.connection import CONNECTIONS_FULL
 from server.http.paths import WATCHING_PATHS, is_routine
-from server.http.request_context import ERROR_CODE, RECEIVE, REQUEST_ID, exchange, id_for
+from server.http.request_context import RECEIVE, REQUEST_ID, exchange, id_for, note_error
 from server.state import ServerState
 from server.telemetry.requests import CLIENT_CLOSED_REQUEST, ObservedRequest, RequestTelemetry
 
@@ -168,7 +168,6 @@ class Bounds:
     async def run(self, receive: Receive, send: Send) -> None:
         refusal = self._refusal()
         if refusal is not None:
-            self._scope["state"][ERROR_CODE] = refusal[2]
             await refuse(send, *refusal)
             return
         answered = complete = False
@@ -192,9 +191,9 @@ class Bounds:
             if not answered:
                 if not complete:
                     await self._discard(receive)
-                self._scope["state"][ERROR_CODE] = refusal.args[2]
                 await refuse(send, *refusal.args)
         except Exception:
+            note_error(INTERNAL_ERROR)
             if not answered:
                 await send_error(send, 500, internal_error(), [])
             raise  # the connection logs it

@@ -17,7 +17,7 @@ OWNER = "owner"  # SHA-256 of the request's key, if it needed one
 KEY_NAME = "key_name"  # that operators know the key by
 REQUEST_ID = "request_id"  # what X-Request-Id of the answer says
 GENERATION = "generation"  # what is generated for it; see server.telemetry.summary
-ERROR_CODE = "error_code"  # of the error that it was answered with
+ERROR_CODE = "error_code"  # of the error that it ended with; its type if that has no code
 RECEIVE = "receive"  # of ASGI: tells that the client has gone, once the body is read
 CLIENT_GONE = "client_gone"  # True if the client closed the connection before the end
 REQUEST_ID_PATTERN = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
@@ -34,6 +34,11 @@ def id_for(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         if name == b"x-request-id" and REQUEST_ID_PATTERN.fullmatch(value):
             return value
     return uuid.uuid4().hex.encode()
+
+
+def note_error(code: str) -> None:
+    """With what the HTTP request ends that this task answers."""
+    exchange.get({})[ERROR_CODE] = code
 
 
 def owner_of(request: Request) -> bytes:

@@ -19,9 +19,9 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.errors import RequestError, internal_error
+from server.errors import INTERNAL_ERROR, RequestError, internal_error
 from server.http.connection import DIRECT, outlet
-from server.http.request_context import CLIENT_GONE, RECEIVE, exchange
+from server.http.request_context import CLIENT_GONE, RECEIVE, exchange, note_error
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -259,9 +259,11 @@ class EventStream(Response):
         except RequestError as error:
             if not writer.started:
                 raise
+            note_error(error.code)
             await writer.fail(error.body())
         except Exception:
             if writer.started:  # the reader gets an error frame, the log the traceback
+                note_error(INTERNAL_ERROR)
                 await writer.fail(internal_error())
             raise
         finally:

@@ -140,7 +140,10 @@ class RequestTrace:
             if route is not None:
                 span.set_attribute("http.route", route)
                 span.update_name(f"{self._method} {route}")
-            _note_error(span, error or str(status), failed=status >= 500, wrong=status >= 400)
+            # A stream that failed had its status before.
+            broken = status < 400 and error is not None
+            wrong, failed = status >= 400 or broken, status >= 500 or broken
+            _note_error(span, error or str(status), failed=failed, wrong=wrong)
         span.end()
 
 

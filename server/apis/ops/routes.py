@@ -22,6 +22,7 @@ from server.http.endpoints import Endpoints
 from server.http.json_body import JsonBody
 from server.http.openapi_parts import ANY_OBJECT, COUNT, TEXT, list_of, object_of, word
 from server.http.query import parse_query
+from server.http.request_context import note_error
 from server.http.validation import Body
 from server.metrics.metrics import CONTENT_TYPE
 from server.state import ServerState, state_of
@@ -47,6 +48,7 @@ READY = "Whether requests are answered now"
 
 
 def _unavailable(message: str, code: str) -> Response:
+    note_error(code)
     return JsonBody(error_body(message, SERVER_ERROR, None, code), 503, {"retry-after": "2"})
 
 
@@ -74,6 +76,7 @@ async def ready(request: Request) -> Response:
     try:
         require_ready(state)
     except RequestError as error:
+        note_error(error.code)
         return JsonBody(error.body(), 503, error.headers())
     return _progress(state)
 

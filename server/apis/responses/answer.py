@@ -16,6 +16,7 @@ from server.generation.answer_text import ScoredToken
 from server.generation.choice import Chunk
 from server.generation.generation import Generation
 from server.generation.logprobs import chat_logprobs
+from server.http.request_context import note_error
 from server.http.sse import FrameSink, FrameWriter
 from server.http.validation import fields_of
 from server.state import ServerState
@@ -63,6 +64,7 @@ class ResponseAnswer:
         try:
             await self.generation.stream([FrameSink(writer, self._render)])
         except RequestError as error:
+            note_error(error.code)
             await self.failed(write, error.message)
             return
         last = self._ended()

@@ -49,7 +49,8 @@ class Lines:
         raise AssertionError("no line")
 
     def post(self, path: str, key: str = NAMED, **body: Any) -> httpx.Response:
-        headers = {"authorization": f"Bearer {key}", "x-request-id": "my-request"}
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers["x-request-id"] = "my-request"
         body = {"model": "fake", **body}
         return httpx.post(self._server.url + path, json=body, headers=headers)
 
@@ -126,6 +127,52 @@ def test_a_refused_request_has_a_line_with_its_code(lines: Lines):
     line = lines.one()
     assert (line["status"], line["error"]) == (404, "model_not_found")
     assert line["model"] is line["prompt_tokens"] is line["finish_reason"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "body", "status", "error"),
+    [
+        ("/v1/completions", "wrong", {"prompt": "The"}, 401, "invalid_api_key"),
+        ("/v1/completions", "", {"prompt": "The"}, 401, "invalid_request_error"),
+        ("/v1/completion", NAMED, {}, 404, "not_found"),
+        ("/v1/models", NAMED, {}, 405, "method_not_allowed"),
+        ("/v1/completions", NAMED, {"prompt": "x" * 50_000_000}, 413, "request_too_large"),
+    ],
+)
+def test_whatever_refuses_a_request_its_line_has_the_code(
+    lines: Lines, path: str, key: str, body: dict[str, Any], status: int, error: str
+):
+    assert lines.post(path, key, **body).status_code == status
+    line = lines.one()
+    assert (line["status"], line["error"]) == (status, error)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"),
+    [
+        ("/v1/completions", {"prompt": "The fox"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ("/v1/responses", {"input": "Hi"}),
+    ],
+)
+@pytest.mark.parametrize(("stream", "status"), [(False, 500), (True, 200)])
+def test_an_answer_that_fails_has_a_line_with_the_code(
+    lines: Lines, fake: FakeServer, path: str, asked: dict[str, Any], stream: bool, status: int
+):
+    fake.engine.fail_after = 1
+    assert lines.post(path, stream=stream, **asked).status_code == status
+    line = lines.one()
+    assert (line["status"], line["error"]) == (status, "engine_error")
+    assert line["finish_reason"] == "error"
+
+
+def test_a_fault_of_our_own_has_a_line_with_the_code(
+    lines: Lines, fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(fake.engine, "submit", None)
+    assert lines.post("/v1/completions", prompt="The fox").status_code == 500
+    line = lines.one()
+    assert (line["status"], line["error"]) == (500, "internal_error")
 
 
 def test_a_key_without_a_name_is_told_by_its_digest_and_never_itself(

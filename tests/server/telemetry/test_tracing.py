@@ -142,6 +142,14 @@ def test_an_engine_that_fails_is_an_error_of_the_server(spans: Spans, fake: Fake
     assert found["text_completion fake"].attributes["error.type"] == "engine_error"
 
 
+def test_a_stream_that_breaks_off_is_an_error_of_the_server(spans: Spans, fake: FakeServer):
+    fake.engine.fail_after = 1
+    assert spans.post(stream=True).status_code == 200
+    (span,) = (each for each in spans.ended(5) if each.kind == SpanKind.SERVER)
+    assert span.status.status_code == StatusCode.ERROR
+    assert span.attributes["error.type"] == "engine_error"
+
+
 def test_probes_have_no_spans(spans: Spans, fake: FakeServer):
     for path in ("/health", "/livez", "/metrics"):
         assert "traceparent" not in httpx.get(fake.url + path).headers
