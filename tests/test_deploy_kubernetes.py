@@ -247,10 +247,26 @@ def test_replicas_follow_metrics_that_the_server_has() -> None:
 def test_objects_of_operators_have_only_fields_of_their_kind(kind: str) -> None:
     document = objects("autoscaling")[kind]
     jsonschema.validate(document, KINDS[kind])
-    misspelt = json.loads(json.dumps(document).replace('"metricType"', '"metrictype"'))
-    misspelt = json.loads(json.dumps(misspelt).replace('"interval"', '"period"'))
-    with pytest.raises(jsonschema.ValidationError, match=r"metrictype|period"):
-        jsonschema.validate(misspelt, KINDS[kind])
+    misspelt = json.dumps(document)
+    for right, wrong in (("metricType", "metrictype"), ("interval", "period"), ("for", "while")):
+        misspelt = misspelt.replace(f'"{right}"', f'"{wrong}"')
+    with pytest.raises(jsonschema.ValidationError, match=r"metrictype|period|while"):
+        jsonschema.validate(json.loads(misspelt), KINDS[kind])
+
+
+def test_the_rules_of_the_chart_are_those_of_the_compose_file() -> None:
+    assert (CHART / "rules.yml").resolve() == DEPLOY / "rules.yml"
+    rules = yaml.safe_load((DEPLOY / "rules.yml").read_text())
+    assert objects("autoscaling")["PrometheusRule"]["spec"] == rules
+
+
+def test_the_chart_refuses_variables_for_the_options_that_it_sets() -> None:
+    set_by_chart = set(
+        re.findall(r"--([a-z-]+)", (CHART / "templates/deployment.yaml").read_text())
+    )
+    set_by_chart |= {"tensor-parallel", "data-parallel", "model", "host", "port"}
+    refused = set(re.findall(r'"WAVEFILL_([A-Z_]+)"', (CHART / "templates/_names.tpl").read_text()))
+    assert refused == {option.replace("-", "_").upper() for option in set_by_chart}
 
 
 class Unit(configparser.ConfigParser):

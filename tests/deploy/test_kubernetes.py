@@ -129,6 +129,7 @@ EVERYTHING: dict[str, Any] = {
     "data": {"existingClaim": "models"},
     "service": {"type": "LoadBalancer", "annotations": {"a": "b"}},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"role": "alert-rules"}},
     "autoscaling": {"enabled": True},
     "podLabels": {"team": "a"},
     "podAnnotations": {"c": "d"},
@@ -158,6 +159,8 @@ def test_every_value_arrives_in_an_object(render: ModuleType) -> None:
     assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
     assert kinds["Service"]["spec"]["type"] == "LoadBalancer"
     assert kinds["ServiceMonitor"]["metadata"]["labels"]["release"] == "prometheus"
+    assert kinds["PrometheusRule"]["metadata"]["labels"]["role"] == "alert-rules"
+    assert kinds["PrometheusRule"]["spec"] == yaml.safe_load((DEPLOY / "rules.yml").read_text())
 
 
 @pytest.mark.parametrize(
@@ -170,6 +173,18 @@ def test_every_value_arrives_in_an_object(render: ModuleType) -> None:
         ({"replica": 2}, "replica"),
         ({"args": ["--port", "1"]}, "args"),
         ({"args": ["--tensor-parallel=2"]}, "args"),
+        ({"env": [{"name": "WAVEFILL_PORT", "value": "1"}]}, "at port 8000: leave it out"),
+        ({"env": [{"name": "WAVEFILL_DRAIN_SECONDS", "value": "1"}]}, "set drain.seconds"),
+        ({"env": [{"name": "WAVEFILL_MODEL", "value": "m"}]}, "set model instead"),
+        (
+            {"env": [{"name": "HF_TOKEN", "value": "t"}], "huggingFaceSecret": "hub"},
+            "set huggingFaceSecret instead",
+        ),
+        (
+            {"env": [{"name": "WAVEFILL_API_KEY_FILE", "value": "f"}], "apiKeySecret": "keys"},
+            "set apiKeySecret instead",
+        ),
+        ({"args": ["--api-key-file=f"], "apiKeySecret": "keys"}, "leave one of them out"),
         ({"gpus": 3, "tensorParallel": 2}, "gpus 3 is no multiple of tensorParallel 2"),
         ({"tensorParallel": 2}, "gpus 1 is no multiple of tensorParallel 2"),
     ],

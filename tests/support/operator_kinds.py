@@ -93,6 +93,27 @@ SERVICE_MONITOR = record(
         )
     ),
 )
+PROMETHEUS_RULE = record(
+    ("groups",),
+    groups=listed(
+        record(
+            ("name", "rules"),
+            name=STRING,
+            interval=DURATION,
+            rules=listed(
+                record(
+                    ("expr",),
+                    record=STRING,
+                    alert=STRING,
+                    expr=STRING,
+                    labels=STRINGS,
+                    annotations=STRINGS,
+                    **{"for": DURATION},
+                )
+            ),
+        )
+    ),
+)
 METADATA = record(("name",), name=STRING, namespace=STRING, labels=STRINGS, annotations=STRINGS)
 KINDS = {
     kind: record(
@@ -105,5 +126,6 @@ KINDS = {
     for kind, version, spec in (
         ("ScaledObject", "keda.sh/v1alpha1", SCALED_OBJECT),
         ("ServiceMonitor", "monitoring.coreos.com/v1", SERVICE_MONITOR),
+        ("PrometheusRule", "monitoring.coreos.com/v1", PROMETHEUS_RULE),
     )
 }

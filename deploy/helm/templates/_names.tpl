@@ -42,6 +42,21 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if mod (int .Values.gpus) (int .Values.tensorParallel) -}}
 {{- fail (printf "gpus %d is no multiple of tensorParallel %d: each engine has tensorParallel GPUs of its own" (int .Values.gpus) (int .Values.tensorParallel)) -}}
 {{- end -}}
+{{- range .Values.args -}}
+{{- if and $.Values.apiKeySecret (hasPrefix "--api-key-file" .) -}}
+{{- fail "args has --api-key-file, which the chart sets for apiKeySecret: leave one of them out" -}}
+{{- end -}}
+{{- end -}}
+{{- $own := dict "WAVEFILL_MODEL" "model" "WAVEFILL_DRAIN_DELAY" "drain.delaySeconds" "WAVEFILL_DRAIN_SECONDS" "drain.seconds" "WAVEFILL_TENSOR_PARALLEL" "tensorParallel" "WAVEFILL_DATA_PARALLEL" "gpus" -}}
+{{- if .Values.apiKeySecret }}{{ $_ := set $own "WAVEFILL_API_KEY_FILE" "apiKeySecret" }}{{ end -}}
+{{- if .Values.huggingFaceSecret }}{{ $_ := set $own "HF_TOKEN" "huggingFaceSecret" }}{{ end -}}
+{{- range .Values.env -}}
+{{- if has .name (list "WAVEFILL_HOST" "WAVEFILL_PORT") -}}
+{{- fail (printf "env sets %s, but the Service and the probes ask all addresses of the pod at port 8000: leave it out; service.port is the Service's" .name) -}}
+{{- else if hasKey $own .name -}}
+{{- fail (printf "env sets %s, which the chart sets, too: set %s instead" .name (get $own .name)) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Arguments by which the server uses all GPUs of the pod. */ -}}
