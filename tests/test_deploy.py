@@ -218,6 +218,15 @@ def test_prometheus_scrapes_the_name_that_the_servers_answer_to() -> None:
         assert service["ports"] == [f"127.0.0.1:{port}:{port}"]
 
 
+def test_prometheus_reads_its_key_from_the_file_that_is_mounted() -> None:
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    volumes = compose()["services"]["prometheus"]["volumes"]
+    (key,) = (volume for volume in volumes if isinstance(volume, dict))
+    assert job["authorization"]["credentials_file"] == key["target"]
+    assert key["source"] == "${PROMETHEUS_KEY_FILE:-./no-key}"
+    assert (DEPLOY / "no-key").read_bytes() == b"", "a server without keys needs none"
+
+
 def test_compose_starts_one_server_a_profile_with_both_monitors() -> None:
     services = compose()["services"]
     for profile in ("cpu", "gpu"):
@@ -233,7 +242,8 @@ def test_compose_builds_targets_of_the_dockerfile_and_mounts_files_that_exist() 
             assert service["build"]["target"] in stages
             assert (DEPLOY / service["build"]["context"]).resolve() == ROOT
         for volume in service["volumes"]:
-            source = volume.split(":")[0]
+            source = volume["source"] if isinstance(volume, dict) else volume.split(":")[0]
+            source = re.sub(r"^\${\w+:-(.*)}$", r"\1", source)  # a variable's default
             if source.startswith("."):
                 assert (DEPLOY / source).exists()
             else:
