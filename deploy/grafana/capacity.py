@@ -151,8 +151,8 @@ def capacity() -> list[Panel]:
         ),
         graph(
             "Open files",
-            "Share of the limit (ulimit -n); connections are most of them. The processes of one "
-            "kind count together, and the limit is one process's.",
+            "Share of the limit (ulimit -n), of the fullest process of a kind. Most of them are "
+            "connections.",
             "percentunit",
             [
                 (

@@ -1,6 +1,7 @@
 """The server's processes, as every Prometheus client exports its own, and what was built.
 
 A server is several processes: the label `process` says which, and those of one kind count together.
+Of files, each process has a limit of its own: open ones and limit are those of the fullest.
 """
 
 from __future__ import annotations
@@ -33,11 +34,14 @@ HELP = {
     "process_cpu_seconds": ("counter", "User and system CPU time, in seconds."),
     "process_resident_memory_bytes": ("gauge", "Resident memory size in bytes."),
     "process_virtual_memory_bytes": ("gauge", "Virtual memory size in bytes."),
-    "process_open_fds": ("gauge", "Open file descriptors."),
-    "process_max_fds": ("gauge", "Limit of open file descriptors."),
+    "process_open_fds": ("gauge", "Open file descriptors, of the fullest process."),
+    "process_max_fds": ("gauge", "Limit of open file descriptors, of that process."),
     "process_threads": ("gauge", "Threads."),
     "process_start_time_seconds": ("gauge", "Start, of the oldest one, in Unix time."),
 }
+
+
+OPEN, LIMIT = "process_open_fds", "process_max_fds"
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,12 @@ def process_families(labels: Mapping[str, str], server_pid: int) -> Iterator[Met
         family = Metric(name, text, type_)
         sample = f"{name}_total" if type_ == "counter" else name
         for kind in kinds:
-            values = [usage.values[name] for usage in found if usage.kind == kind]
-            whole = min if name in ("process_start_time_seconds", "process_max_fds") else sum
-            family.add_sample(sample, {**labels, "process": kind}, whole(values))
+            own = [usage.values for usage in found if usage.kind == kind]
+            if name in (OPEN, LIMIT):
+                own = [max(own, key=lambda values: values[OPEN] / values[LIMIT])]
+            whole = min if name == "process_start_time_seconds" else sum
+            value = whole(values[name] for values in own)
+            family.add_sample(sample, {**labels, "process": kind}, value)
         if kinds:
             yield family
 
@@ -136,8 +143,8 @@ def _usage(pid: int, kind: str) -> Usage | None:
             "process_cpu_seconds": (int(fields[11]) + int(fields[12])) / ticks,
             "process_resident_memory_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
             "process_virtual_memory_bytes": int(fields[20]),
-            "process_open_fds": len(os.listdir(folder / "fd")),
-            "process_max_fds": float("inf") if limit == "unlimited" else int(limit),
+            OPEN: len(os.listdir(folder / "fd")),
+            LIMIT: float("inf") if limit == "unlimited" else int(limit),
             "process_threads": int(fields[17]),
             "process_start_time_seconds": boot + int(fields[19]) / ticks,
         }

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server.metrics.process_families import process_families
+from server.metrics import process_families as process_families_module
+from server.metrics.process_families import Usage, process_families
 
 # Starts the first of $BELOW, which starts the next one, and ends with its stdin.
 CODE = """
@@ -68,3 +69,16 @@ def test_processes_that_a_servers_processes_started_are_counted(
         below = launcher.children(recursive=True)[: len(kinds)]
         resident = sum(each.memory_info().rss for each in (launcher, *below))
         assert sum(found.values()) == pytest.approx(resident, rel=0.2)
+
+
+def test_open_files_are_those_of_the_fullest_process_of_a_kind(monkeypatch: pytest.MonkeyPatch):
+    """A sum over processes, against the limit of one, would be full when each is half empty."""
+    rest = dict.fromkeys(process_families_module.HELP, 1.0)
+    usages = [
+        Usage("api", rest | {"process_open_fds": opened, "process_max_fds": limit})
+        for opened, limit in ((60.0, 100.0), (80.0, 100.0), (90.0, 1000.0))
+    ]
+    monkeypatch.setattr(process_families_module, "_usages", lambda pid: iter(usages))
+    values = {f.name: f.samples[0].value for f in process_families({}, 1)}
+    assert (values["process_open_fds"], values["process_max_fds"]) == (80, 100)
+    assert values["process_threads"] == 3
