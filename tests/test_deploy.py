@@ -134,6 +134,16 @@ def test_a_panel_explains_itself_and_shows_one_quantity(where: str, panel: dict[
         assert len(used) <= 2
 
 
+def test_a_share_of_what_an_engine_has_is_not_added_up_over_engines() -> None:
+    """A server may have several: their sum is no share."""
+    for name, panel in panels():
+        of_one = panel["fieldConfig"]["defaults"]["unit"] == "percentunit"
+        for target in panel["targets"]:
+            expression = target["expr"]
+            if of_one and "/" not in expression and "sum" in expression:
+                assert "engine" in labels_in(expression), name
+
+
 @pytest.mark.parametrize("name", sorted(BOARDS))
 def test_a_dashboard_lets_data_source_job_instance_and_objective_be_chosen(name: str) -> None:
     board = BOARDS[name]

@@ -100,9 +100,14 @@ def engine() -> list[Panel]:
         ),
         graph(
             "Time in the encoder of images",
-            "Share of the time, by server: what steps take longer where prompts have images.",
+            "Share of each engine's time: what steps take longer where prompts have images.",
             "percentunit",
-            [("{{instance}}", rate("wavefill_image_encoder_seconds_total", "instance"))],
+            [
+                (
+                    "{{instance}} {{engine}}",
+                    rate("wavefill_image_encoder_seconds_total", "instance, engine"),
+                )
+            ],
         ),
         graph(
             "Images refused",
@@ -129,7 +134,7 @@ def engine() -> list[Panel]:
         ),
         table(
             "KV caches",
-            "Pages of each server, and tokens in a page.",
-            gauge("wavefill_cache_config_info", "instance, num_pages, page_size"),
+            "Pages of each engine, and tokens in a page.",
+            gauge("wavefill_cache_config_info", "instance, engine, num_pages, page_size"),
         ),
     ]

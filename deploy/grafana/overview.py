@@ -12,7 +12,8 @@ def overview() -> list[Panel]:
     return [
         tile(
             "Engines that answer",
-            "Share of the chosen servers whose engine is ready and not silent.",
+            "Share of the chosen servers' engines that are ready and not silent. Those of servers "
+            "that Prometheus cannot reach are missing: the alert WavefillTargetDown names them.",
             "percentunit",
             gauge("wavefill_engine_up", how="avg"),
             GOOD_HIGH["all"],
