@@ -286,3 +286,11 @@ def test_the_unit_starts_serve_and_waits_for_the_drain() -> None:
     assert service["KillMode"] == "mixed", "SIGTERM is for the launcher, which stops its processes"
     assert service["RestartPreventExitStatus"] == "2", "options that cannot work"
     assert service["PrivateDevices"] == "no", "a GPU is a device"
+
+
+def test_the_user_of_the_unit_is_in_the_group_of_the_keys_which_its_commands_make() -> None:
+    text = (DEPLOY / "wavefill.service").read_text()
+    group = Unit()["Service"]["SupplementaryGroups"]
+    assert f"groupadd --system --force {group}\n" in text
+    assert f"install -m 640 -g {group} wavefill.keys /etc/wavefill.keys\n" in text
+    assert "WAVEFILL_API_KEY_FILE=/etc/wavefill.keys" in text
