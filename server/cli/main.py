@@ -51,6 +51,10 @@ class Parser(argparse.ArgumentParser):
             text = f"{names} takes no value"
         raise UsageError(f"{text}: see `{self.prog} --help`")
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """argparse would still take -t for -tp, and -hf MODEL for -h."""
+        return []
+
     def options(self) -> list[str]:
         """The names of all options, without those that only name their replacement."""
         names: list[str] = []

@@ -3,63 +3,90 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
-ONE_GPU = "leave it out, or use --tensor-parallel, which divides a model among GPUs"
 NEEDLESS = "leave it out"
 
-# Options of vLLM and SGLang -> what to do instead.
-REMEDIES = {
-    "allowed-local-media-path": "upload files to /v1/files, see --data-dir",
-    "allowed-media-domains": "use --image-urls",
-    "api-server-count": "use --api-workers",
-    "attention-backend": "use --attention",
-    "block-size": "use --page-size",
-    "chunked-prefill-size": "use --max-batched-tokens, or --itl-target-ms",
-    "context-length": "use --max-model-len",
-    "cpu-offload-gb": f"{NEEDLESS}, weights stay on the device",
-    "disable-log-requests": f"{NEEDLESS}, requests are logged with --log-requests only",
-    "disable-log-stats": "use --log-level warning",
-    "disable-radix-cache": "use --no-prefix-cache",
-    "download-dir": "set the variable HF_HOME",
-    "dp-size": "use --data-parallel",
-    "enable-auto-tool-choice": f"{NEEDLESS}, tools need no switch",
-    "enable-chunked-prefill": f"{NEEDLESS}, prompts are always cut, or use --max-batched-tokens",
-    "enable-log-requests": "use --log-requests",
-    "enable-lora": "merge adapters into the weights",
-    "enable-prefix-caching": f"{NEEDLESS}, it is on",
-    "enable-reasoning": f"{NEEDLESS}, reasoning needs no switch",
-    "ep-size": "use --tensor-parallel with --expert-parallel",
-    "enforce-eager": f"{NEEDLESS}, graphs are made while the server answers",
-    "generation-config": f"{NEEDLESS}, the model's generation_config.json is followed",
-    "gpu-memory-utilization": "use --gpu-memory, a share of the memory that is free",
-    "hf-token": "set the variable HF_TOKEN",
-    "kv-cache-dtype": "use --kv-dtype",
-    "language-model-only": "use --limit-mm-per-prompt image=0",
-    "lora-modules": "merge adapters into the weights",
-    "lora-paths": "merge adapters into the weights",
-    "max-num-batched-tokens": "use --max-batched-tokens",
-    "max-running-requests": "use --max-num-seqs",
-    "mem-fraction-static": "use --gpu-memory, a share of the memory that is free",
-    "model": "write wavefill serve MODEL",
-    "model-path": "write wavefill serve MODEL",
-    "no-enable-prefix-caching": "use --no-prefix-cache",
-    "pipeline-parallel-size": ONE_GPU,
-    "random-seed": "use --seed",
-    "reasoning-parser": "use --reasoning-format, if the chat template does not tell",
-    "scheduling-policy": f"{NEEDLESS}, priorities always count",
-    "speculative-config": f"{NEEDLESS}, there is no speculative decoding",
-    "ssl-certfile": "let a proxy in front speak TLS",
-    "ssl-keyfile": "let a proxy in front speak TLS",
-    "swap-space": f"{NEEDLESS}, KV stays on the device",
-    "tokenizer": "put tokenizer.json into the model's directory",
-    "tokenizer-path": "put tokenizer.json into the model's directory",
-    "tool-call-parser": "use --tool-format, if the chat template does not tell",
-    "tp": "use --tensor-parallel",
-    "tp-size": "use --tensor-parallel",
-    "trust-remote-code": f"{NEEDLESS}, code of a checkpoint is never run",
-    "uvicorn-log-level": "use --log-level",
+# What to do instead of options of vLLM, SGLang and llama.cpp, whose names follow.
+_OPTIONS = {
+    "use --allowed-origins": "allow-credentials allowed-headers allowed-methods",
+    "use --api-workers": "api-server-count",
+    "use --attention": "attention-backend fa flash-attn",
+    "use --chat-template": "chat-template-file",
+    "use --data-dir": "file-storage-path",
+    "use --data-parallel": "dp dp-size",
+    "use --deterministic": "enable-deterministic-inference",
+    "use --gpu-memory, a share of the memory that is free": "gpu-memory-utilization "
+    "mem-fraction-static",
+    "use --image-urls": "allowed-media-domains",
+    "use --kv-dtype": "cache-type-k cache-type-v ctk ctv kv-cache-dtype",
+    "use --kv-tokens": "kv-cache-memory-bytes max-total-tokens num-gpu-blocks-override",
+    "use --limit-mm-per-prompt image=0": "language-model-only",
+    "use --log-level": "log-level-http uvicorn-log-level",
+    "use --log-level debug": "v verbose",
+    "use --log-level warning": "disable-log-stats",
+    "use --log-requests": "enable-log-requests",
+    "use --max-batched-tokens": "b batch-size max-num-batched-tokens max-prefill-tokens ub "
+    "ubatch-size",
+    "use --max-batched-tokens, or --itl-target-ms": "chunked-prefill-size",
+    "use --max-model-len": "context-length",
+    "use --max-model-len, or --kv-tokens for all requests together": "c ctx-size",
+    "use --max-num-seqs": "max-running-requests np parallel",
+    "use --max-queue": "max-queued-requests",
+    "use --no-prefix-cache": "disable-radix-cache no-cache-prompt no-enable-prefix-caching",
+    "use --page-size": "block-size",
+    "use --quantization": "q",
+    "use --reasoning-format, if the chat template does not tell": "reasoning-parser",
+    "use --seed": "random-seed s",
+    "use --served-model-name": "a alias",
+    "use --stall-seconds": "watchdog-timeout",
+    "use --tensor-parallel": "split-mode sm tensor-split tp tp-size ts",
+    "use --tensor-parallel with --expert-parallel": "ep ep-size expert-parallel-size",
+    "use --threads": "t tb threads-batch",
+    "use --tool-format, if the chat template does not tell": "tool-call-parser",
+    "write {command} MODEL": "hf hf-repo m model model-path",
+    "set the variable CUDA_VISIBLE_DEVICES": "base-gpu-id main-gpu mg",
+    "set the variable HF_HOME": "download-dir",
+    "set the variable HF_TOKEN": "hf-token",
+    "change config.json in a copy of the model's directory": "hf-overrides "
+    "json-model-override-args rope-scaling rope-theta",
+    "let a proxy in front speak TLS": "ssl-cert-file ssl-certfile ssl-key-file ssl-keyfile",
+    "merge adapters into the weights": "enable-lora lora lora-modules lora-paths",
+    "put tokenizer.json into the model's directory": "tokenizer tokenizer-path",
+    "send it with requests": "min-p n n-predict override-generation-config predict temp "
+    "temperature top-k top-p",
+    "start a server on each host": "dist-init-addr nnodes node-rank",
+    "upload files to /v1/files, see --data-dir": "allowed-local-media-path",
+    f"{NEEDLESS}, /metrics is always there": "enable-metrics metrics",
+    f"{NEEDLESS}, /v1/embeddings is always there": "convert embedding embeddings is-embedding "
+    "runner task",
+    f"{NEEDLESS}, chat templates are always rendered": "jinja",
+    f"{NEEDLESS}, code of a checkpoint is never run": "trust-remote-code",
+    f"{NEEDLESS}, graphs are made while the server answers": "cc compilation-config "
+    "cuda-graph-max-bs disable-cuda-graph enforce-eager",
+    f"{NEEDLESS}, it is on": "cb cont-batching enable-prefix-caching",
+    f"{NEEDLESS}, it is on with a GPU": "async-scheduling",
+    f"{NEEDLESS}, layers are all on the device": "gpu-layers n-gpu-layers ngl",
+    f"{NEEDLESS}, or use --tensor-parallel, which divides a model among GPUs": "pipeline-parallel-"
+    "size pp pp-size",
+    f"{NEEDLESS}, priorities always count": "scheduling-policy",
+    f"{NEEDLESS}, prompts are always cut, or use --max-batched-tokens": "enable-chunked-prefill",
+    f"{NEEDLESS}, reasoning needs no switch": "enable-reasoning",
+    f"{NEEDLESS}, requests are logged with --log-requests only": "disable-log-requests "
+    "disable-uvicorn-access-log",
+    f"{NEEDLESS}, structured output needs no choice": "grammar-backend guided-decoding-backend "
+    "structured-outputs-config",
+    f"{NEEDLESS}, the model's files are followed": "mmproj tokenizer-mode",
+    f"{NEEDLESS}, the model's generation_config.json is followed": "generation-config",
+    f"{NEEDLESS}, there is no speculative decoding": "md model-draft speculative-algorithm "
+    "speculative-config speculative-model",
+    f"{NEEDLESS}, tools need no switch": "enable-auto-tool-choice",
+    f"{NEEDLESS}, usage always has it": "enable-cache-report enable-prompt-tokens-details",
+    f"{NEEDLESS}, weights and KV stay on the device": "cpu-offload-gb mlock no-mmap swap-space",
 }
+REMEDIES = {name: remedy for remedy, names in _OPTIONS.items() for name in names.split()}
+SERVER_COMMANDS = ("wavefill serve", "wavefill config", "wavefill plan")
 
 
 def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
@@ -82,8 +109,10 @@ def _remedy(option: str, known: tuple[str, ...], command: str) -> str:
     if f"--{name}" in known:
         return f"write --{name}"
     start = f"not an option of {command}"
-    if command == "wavefill serve" and name in REMEDIES:
-        return f"{start}: {REMEDIES[name]}"
+    remedy = REMEDIES.get(name, "")
+    ours = set(re.findall(r"--[a-z-]+", remedy))
+    if ours <= set(known) and (ours or (remedy and command in SERVER_COMMANDS)):
+        return f"{start}: {remedy.format(command=command)}"
     near = difflib.get_close_matches(f"--{name}", known, n=1, cutoff=0.75)
     if near:
         return f"{start}: did you mean {near[0]}?"

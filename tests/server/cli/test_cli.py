@@ -218,6 +218,32 @@ def test_a_wrong_value_is_named_with_its_source(
                 "or use --tensor-parallel, which divides a model among GPUs",
             ],
         ),
+        (
+            "serve -c 4096 -ngl 99 -t 8 -hf some/model",
+            [
+                "error: -c: not an option of wavefill serve: use --max-model-len, or --kv-tokens "
+                "for all requests together",
+                "       -ngl: not an option of wavefill serve: leave it out, layers are all on the "
+                "device",
+                "       -t: not an option of wavefill serve: use --threads",
+                "       -hf: not an option of wavefill serve: write wavefill serve MODEL",
+            ],
+        ),
+        (
+            "plan --mem-fraction-static 0.8 --max-running-requests 4",
+            [
+                "error: --mem-fraction-static: not an option of wavefill plan: use --gpu-memory, "
+                "a share of the memory that is free",
+                "       --max-running-requests: not an option of wavefill plan: use --max-num-seqs",
+            ],
+        ),
+        (
+            "chat --context-length 5 --enforce",
+            [
+                "error: --context-length: not an option of wavefill chat: use --max-model-len",
+                "       --enforce: not an option of wavefill chat: see `wavefill chat --help`",
+            ],
+        ),
         ("serve --max_model_len 5", ["error: --max_model_len: write --max-model-len"]),
         (
             "serve --max-model-length 5",
