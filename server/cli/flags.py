@@ -87,7 +87,8 @@ ENGINE_FLAGS = {
     "quantization": "auto: run the weights as the checkpoint stores them; fp8: quantize those of "
     "an unquantized checkpoint to 8 bits while they are loaded",
     "load_format": "dummy fills the model with random weights, for benchmarks",
-    "max_model_len": "maximum tokens of prompt and answer; 0: as long as the model and KV allow",
+    "max_model_len": "maximum tokens of prompt and answer; 0 or auto: as long as the model "
+    "and KV allow",
     "max_num_seqs": "sequences in one step; 0: 256 on a GPU, 64 on a CPU, at most one a token",
     "max_batched_tokens": "tokens in one step; 0: 8192 on a large GPU, else 2048, 512 on a CPU",
     "max_image_pixels": "pixels that the model sees of an image, which is scaled down to them; "
@@ -131,9 +132,16 @@ ALIASES = {
     "expert_parallel": ("--enable-expert-parallel",),
 }
 RENAMED_OPTIONS = {"memory_fraction": "gpu_memory"}  # their old names are refused with the new one
-AUTO_IS_0 = ("tensor_parallel",)  # numbers that may be written as auto
-# Old values, which commands and environment files of users may have.
-RENAMED_VALUES = {"uneven": "stream-k", "fixed": "batch-invariant"}
+# Numbers that may be written as auto, and how vLLM writes that, too.
+MEANS_0 = {"tensor_parallel": ("auto",), "max_model_len": ("auto", "-1")}
+# Old values, which commands and environment files of users may have, and vLLM's.
+OTHER_VALUES = {
+    "uneven": "stream-k",
+    "fixed": "batch-invariant",
+    "half": "float16",
+    "float": "float32",
+    "fp8": "fp8_e4m3",
+}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -268,7 +276,7 @@ def _read(
     values: dict[str, Any] = {}
     for name in names:
         source, value = find_setting(name, args, environment, file, hints[name])
-        if name in AUTO_IS_0 and value == "auto":
+        if value in MEANS_0.get(name, ()):
             values[name] = 0
         elif value is not None:
             values[name] = _convert(source, value, hints[name])
@@ -308,10 +316,12 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
         return value
     if get_origin(hint) is Literal:
         choices: tuple[str, ...] = get_args(hint)
-        value = RENAMED_VALUES.get(value, value)
-        if value not in choices:
+        found = value.lower()
+        if found not in choices:
+            found = OTHER_VALUES.get(found)
+        if found not in choices:
             raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
-        return value
+        return found
     if hint is bool:
         if value.lower() not in ("1", "0", "true", "false", "on", "off", "yes", "no"):
             raise UsageError(f"{source} {value}: choose on or off")

@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--allowed-origins", '["*"]'], {}, '--allowed-origins ["*"]: an origin is like'),
         (["--allowed-hosts", "http://x"], {}, "--allowed-hosts http://x: a host is a name or"),
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
-        (["--kv-dtype", "fp8"], {}, "--kv-dtype fp8: choose one of auto, fp8_e4m3"),
+        (["--kv-dtype", "int8"], {}, "--kv-dtype int8: choose one of auto, fp8_e4m3"),
         (["--served-model-name", "a,b,a"], {}, "--served-model-name: 'a' is there twice"),
         (["--page-size", "24"], {}, "--page-size 24: choose one of 16, 32, 64, 128"),
         (["--snapshot-every", "1"], {}, "--snapshot-every 1: at least 64 tokens lie between two"),
