@@ -6,6 +6,7 @@ A flag beats WAVEFILL_*, that the file of --config, and that the default.
 from __future__ import annotations
 
 import argparse
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -247,7 +248,7 @@ def read_engine_flags(
     names = tuple(names)
     for old, new in RENAMED_OPTIONS.items():
         variable = _variable(old)
-        if new in names and (getattr(args, old) is not None or variable in environment):
+        if new in names and (getattr(args, old) is not None or environment.get(variable)):
             raise UsageError(f"{flag_of(old)} ({variable}): its name is {flag_of(new)} now")
     values = _read(args, environment, file, EngineConfig, names)
     if not 0 < values.get("gpu_memory", 1.0) <= 1:
@@ -294,21 +295,33 @@ def find_setting(
     if (value := getattr(args, name)) is not None:
         return flag_of(name), value
     variable = _variable(name)
-    value = environment.get(variable)
-    # Such is a variable of Kubernetes for a Service that is named "wavefill".
-    if value is not None and not value.startswith("tcp://"):
+    value = environment.get(variable, "")
+    # Empty is one of a file of variables that was left so, and tcp:// begins what Kubernetes sets
+    # for a Service that is named "wavefill".
+    if value.strip() and not value.startswith("tcp://"):
         return variable, value
     option = flag_of(name)[2:]
     value = file.get(option, hint)
     return (DEFAULT, None) if value is None else (file.source(option), value)
 
 
-def unknown_variables(environment: Mapping[str, str]) -> list[str]:
-    """Names that look like ours and set nothing; those of Kubernetes' service links left out."""
-    known = {*(PREFIX + name for name in OTHER_VARIABLES), *map(_variable, ALL_FLAGS)}
-    names = (name for name in environment if name.startswith(PREFIX))
-    links = (f"{PREFIX}SERVICE_", f"{PREFIX}PORT_")
-    return sorted(name for name in names if name not in known and not name.startswith(links))
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """What to do about each name that looks like ours and sets nothing.
+
+    Those of Kubernetes' service links are left out.
+    """
+    from server.cli.vllm_flags import REMEDIES
+
+    known = [*OTHER_VARIABLES, *(_variable(name).removeprefix(PREFIX) for name in ALL_FLAGS)]
+    found: dict[str, str] = {}
+    for variable in sorted(environment):
+        name = variable.removeprefix(PREFIX)
+        if name in (variable, *known) or name.startswith(("SERVICE_", "PORT_")):
+            continue
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+        remedy = f"did you mean {PREFIX}{near[0]}?" if near else "see `wavefill serve --help`"
+        found[variable] = REMEDIES.get(name.lower().replace("_", "-"), remedy)
+    return found
 
 
 def _convert(source: str, value: Any, hint: Any) -> Any:

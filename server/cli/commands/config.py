@@ -22,6 +22,7 @@ from server.cli.flags import (
     find_setting,
     flag_of,
     read_config_file,
+    unknown_variables,
 )
 from server.cli.terminal import BOLD, DIM, columns, styled
 from server.config import ServerConfig
@@ -63,6 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     file = read_config_file(args, os.environ)
     config = serve.requested_config(args, os.environ, file)
+    for variable, remedy in unknown_variables(os.environ).items():
+        print(f"warning: {variable} sets nothing: {remedy}", file=sys.stderr)
     found = settings(config, args, os.environ, file)
     if args.json:
         print(json.dumps([vars(setting) for setting in found], indent=2))

@@ -81,8 +81,8 @@ def run(args: argparse.Namespace) -> int:
             "machine and a port you may open"
         ) from None
     warn_if_open(config)
-    for variable in unknown_variables(os.environ):
-        log.warning("%s sets nothing: see `wavefill serve --help` for the options", variable)
+    for variable, remedy in unknown_variables(os.environ).items():
+        log.warning("%s sets nothing: %s", variable, remedy)
     _, file = find_text("api-key-file", args, os.environ, settings)
     keys = partial(read_keys, args, os.environ, settings) if file else None
     with listener:
@@ -113,6 +113,10 @@ def requested_config(
         api_keys=read_keys(args, environment, file),
         engine=EngineConfig(model=model, **engine),
     )
+    if not config.host.strip():  # bind() would take all addresses
+        raise UsageError(
+            "--host: it is empty: give an address, 0.0.0.0 for all, or leave the option out"
+        )
     if not 1 <= config.port <= 65535:
         raise UsageError(f"--port {config.port}: ports run from 1 to 65535")
     if not 1 <= config.api_workers <= MAX_API_WORKERS:
@@ -281,7 +285,7 @@ def warn_if_open(config: ServerConfig) -> None:
         log.warning(
             "listening on %s without a key: everyone who reaches this machine can use it; "
             "set WAVEFILL_API_KEY",
-            config.host or "all addresses",
+            config.host,
         )
     if accepted_hosts(config) is None:
         log.warning(

@@ -122,7 +122,7 @@ def test_the_model_and_the_file_of_keys_may_be_set_by_variables(tmp_path: Path):
     file = tmp_path / "keys"
     file.write_text("secret")
     variables = {"WAVEFILL_MODEL": "some/model", "WAVEFILL_API_KEY_FILE": str(file)}
-    assert unknown_variables({**variables, "WAVEFILL_REVISION": "main"}) == []
+    assert unknown_variables({**variables, "WAVEFILL_REVISION": "main"}) == {}
     assert config(**variables).engine.model == "some/model"
     assert config(**variables).api_keys == ("secret",)
     assert config("other/model", **variables).engine.model == "other/model"
@@ -174,6 +174,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--max-header-bytes", "1"], {}, "--max-header-bytes 1: ordinary clients send about"),
         (["--allowed-origins", '["*"]'], {}, '--allowed-origins ["*"]: an origin is like'),
         (["--allowed-hosts", "http://x"], {}, "--allowed-hosts http://x: a host is a name or"),
+        (["--host", ""], {}, "--host: it is empty: give an address, 0.0.0.0 for all, or leave"),
         (["--api-key", ""], {}, "--api-key: it is empty: give a key, or leave"),
         (["--kv-dtype", "int8"], {}, "--kv-dtype int8: choose one of auto, fp8_e4m3"),
         (["--served-model-name", "a,b,a"], {}, "--served-model-name: 'a' is there twice"),
@@ -306,16 +307,21 @@ def test_the_service_links_of_kubernetes_are_not_taken_for_options():
         "WAVEFILL_SERVICE_HOST": "10.0.0.1",
     }
     assert config(**links).port == 8000
-    assert unknown_variables(links) == []
+    assert unknown_variables(links) == {}
 
 
-def test_a_misspelt_variable_is_named():
-    variables = {
-        "WAVEFILL_MAX_MODELLEN": "1",
-        "WAVEFILL_MAX_MODEL_LEN": "1",
-        "WAVEFILL_API_KEY": "k",
+def test_a_misspelt_variable_is_named_with_what_to_set_instead():
+    names = ("MAX_MODELLEN", "MAX_MODEL_LEN", "API_KEY", "GPU_MEMORY_UTILIZATION", "FROBNICATE")
+    assert unknown_variables({f"WAVEFILL_{name}": "1" for name in names}) == {
+        "WAVEFILL_MAX_MODELLEN": "did you mean WAVEFILL_MAX_MODEL_LEN?",
+        "WAVEFILL_GPU_MEMORY_UTILIZATION": "use --gpu-memory, a share of the memory that is free",
+        "WAVEFILL_FROBNICATE": "see `wavefill serve --help`",
     }
-    assert unknown_variables(variables) == ["WAVEFILL_MAX_MODELLEN"]
+
+
+def test_a_variable_that_is_empty_sets_nothing():
+    names = (*SERVER_FLAGS, *ENGINE_FLAGS, "api_key", "model", "revision", "config")
+    assert config(**{f"WAVEFILL_{name.upper()}": "" for name in names}) == config()
 
 
 @pytest.mark.parametrize(

@@ -75,7 +75,7 @@ def test_a_variable_may_name_the_file(file: Path):
     serve.add_arguments(parser)
     environment = {"WAVEFILL_CONFIG": str(file)}
     assert read_config_file(parser.parse_args([]), environment).values["port"] == 9000
-    assert unknown_variables(environment) == []
+    assert unknown_variables(environment) == {}
 
 
 def test_every_option_may_be_set(tmp_path: Path):
