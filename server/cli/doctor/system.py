@@ -83,10 +83,17 @@ def _who_listens(host: str, number: int, deadline: float) -> Result:
     shown = f"[{host}]" if ":" in host else host
     left = max(0.1, deadline - time.monotonic() - 0.2)
     left = min(left, ANSWER_SECONDS)  # some programs say nothing to whoever connects
+    # The document needs no key, and any server takes the name.
+    url = f"http://{shown}:{number}/openapi.json"
+    request = urllib.request.Request(url, headers={"Host": "localhost"})
     try:
-        with urllib.request.urlopen(f"http://{shown}:{number}/version", timeout=left) as answer:
-            running = str(json.load(answer)["version"])
-        return Result("pass", f"{host}:{number} is taken by a server that runs, version {running}")
+        with urllib.request.urlopen(request, timeout=left) as answer:
+            running = json.load(answer)["info"]
+        if running["title"] != "Wavefill":
+            raise ValueError("another server, such as vLLM")
+        return Result(
+            "pass", f"{host}:{number} is taken by a server that runs, version {running['version']}"
+        )
     except (OSError, ValueError, LookupError, TypeError):
         return Result(
             "fail",

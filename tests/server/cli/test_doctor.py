@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,13 @@ from server.cli.doctor import compute, gpu, system
 from server.cli.doctor.check import Check, Result, output_of, run_all
 from server.cli.main import main
 from tests.support.cli.pseudo_terminal import pseudo_terminal
-from tests.support.server.fake_engine import FakeServer
+from tests.support.server.fake_engine import FakeServer, fake_server
 from tests.support.server.server_process import free_port
 
 WAVEFILL = Path(sys.executable).parent / "wavefill"
 H100 = "NVIDIA H100 80GB HBM3, 580.65.06, 9.0, 81559, 81000, Not Active, Not Active"
 LATER = 60.0
+OTHER_SERVER = b'{"info": {"title": "FastAPI", "version": "0.1.0"}, "version": "0.20.0"}'
 
 
 def deadline() -> float:
@@ -195,11 +197,23 @@ def test_the_probe_of_the_compiler_needs_a_c_compiler():
     assert output_of(command, deadline(), environment)[0] != 0
 
 
-def test_a_server_that_listens_is_told_from_another_program(fake: FakeServer):
-    port = int(fake.url.rsplit(":", 1)[1])
-    assert "taken by a server that runs" in system.port("127.0.0.1", port, deadline()).found
-    result = system.port("192.0.2.1", 8000, deadline())
-    assert result.status == "fail"
+def port_of(server: FakeServer, host: str = "127.0.0.1") -> Result:
+    return system.port(host, int(server.url.rsplit(":", 1)[1]), deadline())
+
+
+def test_a_server_that_listens_is_told_from_another_program(
+    fake: FakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert "taken by a server that runs, version 0" in port_of(fake, host).found
+    assert system.port("192.0.2.1", 8000, deadline()).status == "fail"
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: BytesIO(OTHER_SERVER))
+    assert port_of(fake).status == "fail"
+
+
+def test_a_server_that_asks_for_a_key_is_told_from_another_program(tmp_path: Path):
+    with fake_server(tmp_path, api_keys=("sk-1",)) as keyed:
+        assert "taken by a server that runs" in port_of(keyed).found
 
 
 def test_a_folder_that_cannot_be_written_fails_and_a_full_one_warns(tmp_path: Path):
