@@ -25,11 +25,14 @@ class ChatServer:
     """Every failure is a ChatServerError."""
 
     def __init__(self, url: str, key: str) -> None:
+        """key: "" for none"""
         split = urlsplit(url if "//" in url else f"http://{url}")
         self._kind = HTTPSConnection if split.scheme == "https" else HTTPConnection
         self._address = split.netloc
         self._path = split.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
+        self._headers = {"content-type": "application/json"}
+        if key:
+            self._headers["authorization"] = f"Bearer {key}"
 
     def _open(
         self, method: str, path: str, body: object = None, timeout: float = TIMEOUT_SECONDS

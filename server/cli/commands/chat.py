@@ -118,7 +118,7 @@ def _find_or_start(
     args: argparse.Namespace, stack: contextlib.ExitStack
 ) -> tuple[ChatServer, list[str], str]:
     """The server, its models and where it is.  Raises ChatServerError."""
-    key = first_key(os.environ) or "none"
+    key = first_key(os.environ)
     if args.base_url:
         server = ChatServer(args.base_url, key)
         return server, server.models(), args.base_url
@@ -164,6 +164,8 @@ def request_options(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of every request that options set.  Raises UsageError."""
     options: dict[str, Any] = {}
     if args.temperature is not None:
+        if not 0 <= args.temperature <= 2:
+            raise UsageError(f"--temperature {args.temperature:g}: choose from 0 to 2")
         options["temperature"] = args.temperature
     if args.max_tokens is not None:
         if args.max_tokens < 1:

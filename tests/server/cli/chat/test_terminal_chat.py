@@ -112,6 +112,13 @@ def test_options_are_fields_of_every_request(fake: FakeServer):
     assert [(p.temperature, p.max_tokens) for p in params] == [(0.5, 3)] * 2
 
 
+@pytest.mark.parametrize("value", ["2.1", "nan", "-1"])
+def test_a_temperature_that_no_server_takes_is_refused_before_one_is_asked(value: str):
+    done = chat("http://127.0.0.1:1", words=("--temperature", value))
+    assert done.returncode == 2
+    assert done.stderr == f"error: --temperature {value}: choose from 0 to 2\n"
+
+
 def test_a_failed_turn_is_reported_and_dropped_from_the_history(fake: FakeServer):
     fake.engine.fail_after = 0
     done = chat(fake.url, "one", "two")
@@ -123,7 +130,9 @@ def test_a_key_that_is_missing_is_asked_for(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.delenv("WAVEFILL_API_KEY", raising=False)
     with fake_server(tmp_path, api_keys=("k",)) as server:
         done = chat(server.url, "Hello")
-        assert done.returncode == 1 and "set WAVEFILL_API_KEY" in done.stderr
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: You did not provide an API key")
+        assert done.stderr.endswith(": set WAVEFILL_API_KEY\n")
         monkeypatch.setenv("WAVEFILL_API_KEY", "k")
         assert GREETING in chat(server.url, "Hello").stdout
 
