@@ -64,7 +64,13 @@ class TerminalHandler(logging.StreamHandler[TextIO]):
 
 
 def print_error(text: str) -> None:
-    """In one piece, since other processes write to the same stderr; over the bar of one of them."""
+    """Say why the process ends: as an event where the log is JSON.
+
+    In one piece, since other processes write to the same stderr; over the bar of one of them.
+    """
+    if any(isinstance(handler.formatter, JsonFormatter) for handler in logging.root.handlers):
+        logging.getLogger("wavefill").error("%s", text)
+        return
     erased = ERASE_LINE if is_terminal(sys.stderr) else ""
     sys.stderr.write(f"{erased}error: {text}\n")
     sys.stderr.flush()
@@ -95,10 +101,12 @@ def bound_stdout() -> None:
 
 
 def set_up_logging(options: LogOptions) -> None:
-    """Send everything from the level up to stderr, which waits for no reader from now on."""
+    """Send everything from the level up to stderr, of PyTorch warnings; stderr waits for no reader
+    from now on."""
     formatter = JsonFormatter() if options.form == "json" else TextFormatter()
     if sys.stderr is sys.__stderr__:
         sys.stderr = bounded(sys.stderr, partial(_missing, formatter))
     handler = TerminalHandler() if is_terminal(sys.stderr) else logging.StreamHandler()
     handler.setFormatter(formatter)
     logging.basicConfig(level=options.level.upper(), handlers=[handler], force=True)
+    logging.getLogger("torch").setLevel(max(logging.WARNING, logging.root.level))

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from runtime.ipc.client import ClientNotifier
+from runtime.logs import print_error
 from runtime.messages import DOWNLOAD, Progress
 from server.cli.model_source import ModelNotFound, download
 from server.process.logs import set_up_logging
@@ -31,7 +32,7 @@ def main() -> None:
     try:
         directory = download(args.name, args.revision or None, report=report)
     except ModelNotFound as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(str(error))
         sys.exit(2)
     Path(args.result).write_text(str(directory), encoding="utf-8")
     notifier.close()

@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         raise SystemExit(_run(words))
     except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        from runtime.logs import print_error
+
+        print_error(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

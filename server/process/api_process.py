@@ -27,7 +27,7 @@ import prometheus_client
 import uvloop
 
 from runtime.ipc.client import EngineClient
-from runtime.logs import bound_stdout
+from runtime.logs import bound_stdout, print_error
 from server.apis.responses.database import Limits
 from server.apis.responses.store import ResponseStore, StoreUnusable
 from server.app import create_app, line_app
@@ -280,7 +280,7 @@ def main() -> None:
     try:
         uvloop.run(serve(start))
     except (TokenizerError, StoreUnusable, DataError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print_error(str(error))
         sys.exit(2)
 
 

@@ -6,7 +6,6 @@ import argparse
 import logging
 import os
 import re
-import sys
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -14,11 +13,13 @@ from importlib.util import find_spec
 from msgspec.structs import replace
 
 from runtime.config import ConfigError, EngineConfig, check_values
+from runtime.logs import print_error
 from server.cli.api_keys import read_keys
 from server.cli.config_file import ConfigFile, add_config_argument, find_text
 from server.cli.flags import (
     add_flags,
     add_model_arguments,
+    find_setting,
     read_config_file,
     read_flags,
     unknown_variables,
@@ -67,12 +68,14 @@ def run(args: argparse.Namespace) -> int:
     from server.process.logs import set_up_logging
 
     settings = read_config_file(args, os.environ)
+    if find_setting("log_format", args, os.environ, settings, str)[1] == "json":
+        set_up_logging("info", "json")  # also for what is wrong with other options
     config = requested_config(args, os.environ, settings)
     set_up_logging(config.log_level, config.log_format)
     try:
         listener = bind(config.host, config.port)
     except AddressInUse as error:
-        print(f"error: {error}", file=sys.stderr)
+        print_error(str(error))
         return PORT_IN_USE
     except OSError as error:
         reason = str(error.strerror).partition(" (while")[0]  # Python adds the address

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import socket
 import subprocess
@@ -370,6 +371,18 @@ def test_a_second_server_on_a_response_store_ends_with_one_line_that_names_it(tm
         f"error: --response-store {store}: another server uses this file: stop it, or give each "
         "server a file of its own\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("--max-queue 0", "--max-queue 0: every"), ("/no/such/model", "/no/such/model: no such")],
+)
+def test_a_json_log_has_the_error_that_ends_the_command(words: str, expected: str):
+    port = str(free_port())
+    done = wavefill("serve", "--port", port, "--log-format", "json", *words.split())
+    event = json.loads(done.stderr)
+    assert done.returncode == 2
+    assert event["level"] == "error" and event["message"].startswith(expected)
 
 
 def test_a_port_in_use_is_an_error_before_the_model_is_read():
