@@ -273,9 +273,10 @@ def response_store(start: ApiProcessArgs) -> ResponseStore:
 def main() -> None:
     prometheus_client.disable_created_metrics()
     start = read_args(ApiProcessArgs)
-    if start.config.api_workers > 1:
+    config = start.config
+    if config.api_workers > 1:
         count_as(start.index)
-    set_up_logging(start.config.log_level, start.config.log_format)
+    set_up_logging(config.log_level, config.log_format, log_requests=config.log_requests)
     bound_stdout()  # which gets the start report
     try:
         uvloop.run(serve(start))
