@@ -35,10 +35,10 @@ from server.batches.database import DataError
 from server.batches.runner import BatchRunner
 from server.batches.store import BatchStore
 from server.config import ServerConfig
-from server.engine import engine_state
+from server.engine import Engine, engine_state
 from server.generation.request_log import RequestLog
 from server.http.access import ApiKeys
-from server.loaded_model import PROCESSOR_FILES, LoadedModel
+from server.loaded_model import PHASES, PROCESSOR_FILES, LoadedModel
 from server.metrics.metrics import Metrics
 from server.metrics.shared_files import count_as
 from server.process.drain import drain
@@ -60,6 +60,7 @@ DAY_SECONDS = 86400.0
 POLL_SECONDS = 0.05
 READY = "ready"  # what a process writes into its file once it takes connections with the model
 OTHERS_SECONDS = 5.0  # that a process with the model waits for one that takes connections without
+CONFIG_SECONDS = 60.0  # that an engine may take until it has read config.json
 GC_THRESHOLD = 10_000  # objects made and kept between two collections
 
 
@@ -195,12 +196,26 @@ def on_message(line: bytes, found: asyncio.Future[str], keys: ApiKeys) -> None:
 async def load_model(state: ServerState, found: asyncio.Future[str]) -> None:
     """Raises TokenizerError."""
     config, directory = state.config, await found
-    tokenizer = await asyncio.to_thread(tokenizer_of, config, directory)
+    try:
+        tokenizer = await asyncio.to_thread(tokenizer_of, config, directory)
+    except TokenizerError:
+        # A model that is not supported may well have another kind of tokenizer.  The engine says
+        # what is wrong with config.json before it allocates the weights, and ends the server.
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(config_read(state.client), CONFIG_SECONDS)
+        raise
     images = await asyncio.to_thread(images_of, config, directory, tokenizer)
     state.model.set(tokenizer, directory, images)
     gc.collect()
     gc.freeze()  # collecting permanent objects would stop all streams for 50 ms
     gc.set_threshold(GC_THRESHOLD)
+
+
+async def config_read(client: Engine) -> None:
+    """Until an engine has found that it can run the model."""
+    early = list(PHASES)[: list(PHASES).index("model")]
+    while client.ready is None and (client.progress is None or client.progress.phase in early):
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def tokenizer_of(config: ServerConfig, directory: str) -> ChatTokenizer:
