@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_origin
 from msgspec import Struct
 
 from server.cli.main import UsageError
+from server.cli.vllm_flags import replacement
 
 VARIABLE = "WAVEFILL_CONFIG"
 DEFAULT = "default"  # the source of what is set nowhere
@@ -92,17 +93,22 @@ def load(
     try:
         values = tomllib.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise UsageError(f"--config {name}: {error.strerror}") from None
+        raise UsageError(
+            f"--config {name}: {error.strerror}: give a TOML file that this user may read"
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(f"--config {name}: not UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"--config {name}: not TOML: {error}") from None
+        raise UsageError(
+            f'--config {name}: not TOML: {error}: a line is like port = 8001 or host = "0.0.0.0"'
+        ) from None
     known = {*options, *OTHER_TYPES}
     for key, value in values.items():
         if key in renamed:
             raise UsageError(f"{name}: {key}: its name is {renamed[key]} now")
         if key not in known:
-            remedy = nearest(key, known)
+            table = "write options outside of tables, without [...] above them"
+            remedy = table if isinstance(value, dict) else nearest(key, known)
             raise UsageError(f"{name}: {key}: not an option of wavefill serve: {remedy}")
         if key in OTHER_TYPES:
             checked(f"{name}: {key}", value, OTHER_TYPES[key])
@@ -116,6 +122,8 @@ def nearest(key: str, known: set[str]) -> str:
         return f"write {spelled}"
     if spelled.removeprefix("no-") in known:
         return f"write {spelled.removeprefix('no-')} = false"
+    if "--" in (of_others := replacement(spelled)):
+        return of_others.replace("--", "")
     near = difflib.get_close_matches(spelled, sorted(known), n=1, cutoff=0.6)
     return f"did you mean {near[0]}?" if near else "see `wavefill serve --help`"
 

@@ -16,6 +16,7 @@ import msgspec
 from runtime.config import EngineConfig
 from server.cli.config_file import DEFAULT, NO_FILE, ConfigFile, load
 from server.cli.main import UsageError
+from server.cli.vllm_flags import replacement
 from server.config import ServerConfig
 from server.visible_gpus import VisibleDevicesError, expanded
 
@@ -310,8 +311,6 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
     Those of Kubernetes' service links are left out.
     """
-    from server.cli.vllm_flags import REMEDIES
-
     known = [*OTHER_VARIABLES, *(_variable(name).removeprefix(PREFIX) for name in ALL_FLAGS)]
     found: dict[str, str] = {}
     for variable in sorted(environment):
@@ -320,7 +319,7 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
         remedy = f"did you mean {PREFIX}{near[0]}?" if near else "see `wavefill serve --help`"
-        found[variable] = REMEDIES.get(name.lower().replace("_", "-"), remedy)
+        found[variable] = replacement(name) or remedy
     return found
 
 

@@ -89,6 +89,11 @@ REMEDIES = {name: remedy for remedy, names in _OPTIONS.items() for name in names
 SERVER_COMMANDS = ("wavefill serve", "wavefill config", "wavefill plan")
 
 
+def replacement(name: str) -> str:
+    """What to do instead of the option `name` of another server, to start one; "" if unknown."""
+    return REMEDIES.get(name.lower().replace("_", "-"), "").format(command="wavefill serve")
+
+
 def refusal(words: Iterable[str], known: Iterable[str], command: str) -> str:
     """The error for `words` that the parser of `command` does not know; `known` are its options.
 

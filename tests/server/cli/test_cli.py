@@ -312,10 +312,18 @@ def test_the_service_links_of_kubernetes_are_not_taken_for_options():
 
 
 def test_a_misspelt_variable_is_named_with_what_to_set_instead():
-    names = ("MAX_MODELLEN", "MAX_MODEL_LEN", "API_KEY", "GPU_MEMORY_UTILIZATION", "FROBNICATE")
+    names = (
+        "MAX_MODELLEN",
+        "MAX_MODEL_LEN",
+        "API_KEY",
+        "GPU_MEMORY_UTILIZATION",
+        "MODEL_PATH",
+        "FROBNICATE",
+    )
     assert unknown_variables({f"WAVEFILL_{name}": "1" for name in names}) == {
         "WAVEFILL_MAX_MODELLEN": "did you mean WAVEFILL_MAX_MODEL_LEN?",
         "WAVEFILL_GPU_MEMORY_UTILIZATION": "use --gpu-memory, a share of the memory that is free",
+        "WAVEFILL_MODEL_PATH": "write wavefill serve MODEL",
         "WAVEFILL_FROBNICATE": "see `wavefill serve --help`",
     }
 

@@ -96,7 +96,9 @@ def test_every_option_may_be_set(tmp_path: Path):
         ("no-prefix-cache = true", "write prefix-cache = false"),
         ("xyz = 1", "see `wavefill serve --help`"),
         ("memory-fraction = 0.5", "memory-fraction: its name is gpu-memory now"),
-        ("[server]\nport = 1", "server: not an option"),
+        ("[server]\nport = 1", "server: not an option of wavefill serve: write options outside of"),
+        ("gpu_memory_utilization = 0.9", "use gpu-memory, a share of the memory that is free"),
+        ('model-path = "a/b"', "did you mean model?"),
         ("port = 8000.5", "port = 8000.5: a whole number from 0 up is needed"),
         ("port = -1", "port = -1: a whole number from 0 up"),
         ("port = true", "port = true: a whole number"),
@@ -111,6 +113,7 @@ def test_every_option_may_be_set(tmp_path: Path):
         ("api-key = 1", "api-key = 1: a list of texts"),
         ("model = 1", "model = 1: a text"),
         ("port = ?", "not TOML: Invalid value (at line 1, column 8)"),
+        ("port: 1", ": a line is like port = 8001 or"),
     ],
 )
 def test_a_wrong_line_is_named_with_the_file_and_the_remedy(tmp_path: Path, text: str, said: str):
@@ -125,7 +128,7 @@ def test_a_wrong_line_is_named_with_the_file_and_the_remedy(tmp_path: Path, text
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path):
     done = wavefill("serve", "--config", tmp_path / "none.toml")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "none.toml: No such file or directory" in done.stderr
+    assert "none.toml: No such file or directory: give a TOML file" in done.stderr
     (tmp_path / "binary").write_bytes(b"\xff")
     assert "not UTF-8" in wavefill("plan", "--config", tmp_path / "binary").stderr
 
