@@ -165,7 +165,7 @@ def check_values(requested: EngineConfig) -> None:
             "between two snapshots: raise it, or use --no-prefix-cache, which takes none"
         )
     if requested.max_model_len == 1:
-        raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens at least")
+        raise ConfigError("--max-model-len 1: a prompt and its answer take 2 tokens: raise it")
 
 
 def check(

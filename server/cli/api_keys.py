@@ -26,12 +26,13 @@ def read_keys(
 
 
 def _keys_of_file(file: str) -> list[str]:
+    remedy = "give a text file that this user may read, with a line KEY or NAME KEY for each"
     try:
         lines = Path(file).read_text(encoding="utf-8-sig").splitlines()
     except OSError as error:
-        raise UsageError(f"--api-key-file {file}: {error.strerror}") from None
+        raise UsageError(f"--api-key-file {file}: {error.strerror}: {remedy}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"--api-key-file {file}: not UTF-8 text") from None
+        raise UsageError(f"--api-key-file {file}: not UTF-8 text: {remedy}") from None
     keys = list[str]()
     for number, words in enumerate(map(str.split, lines), 1):
         if not words or words[0].startswith("#"):
@@ -44,5 +45,5 @@ def _keys_of_file(file: str) -> list[str]:
             )
         keys.append(" ".join(words))
     if not keys:
-        raise UsageError(f"--api-key-file {file}: it holds no key")
+        raise UsageError(f"--api-key-file {file}: it holds no key: {remedy}")
     return keys

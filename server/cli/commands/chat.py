@@ -183,9 +183,12 @@ def read_tools(name: str) -> list[Any]:
     try:
         tools = json.loads(Path(name).read_text("utf-8"))
     except OSError as error:
-        raise UsageError(f"--tools {name}: {error.strerror}") from None
+        raise UsageError(f"--tools {name}: {error.strerror}: give a JSON file") from None
     except ValueError as error:
-        raise UsageError(f"--tools {name}: not JSON ({error})") from None
+        raise UsageError(f"--tools {name}: not JSON ({error}): correct the file") from None
     if not isinstance(tools, list) or not tools:
-        raise UsageError(f"--tools {name}: a JSON list of tools is needed, as a request has them")
+        raise UsageError(
+            f"--tools {name}: a JSON list is needed, as `tools` of a request: "
+            '[{"type": "function", "function": {...}}]'
+        )
     return tools  # pyright: ignore[reportUnknownVariableType]

@@ -144,7 +144,10 @@ def requested_config(
             f"({config.max_data_bytes})"
         )
     if config.chat_template and not os.path.isfile(config.chat_template):
-        raise UsageError(f"--chat-template {config.chat_template}: no such file")
+        raise UsageError(
+            f"--chat-template {config.chat_template[:200]}: no such file: give a file with a Jinja "
+            "template, or leave the option out to use the model's own"
+        )
     return config
 
 

@@ -181,11 +181,23 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
         (["--served-model-name", "a,b,a"], {}, "--served-model-name: 'a' is there twice"),
         (["--page-size", "24"], {}, "--page-size 24: choose one of 16, 32, 64, 128"),
         (["--snapshot-every", "1"], {}, "--snapshot-every 1: at least 64 tokens lie between two"),
-        (["--max-model-len", "1"], {}, "--max-model-len 1: a prompt and its answer take 2 tokens"),
+        (
+            ["--max-model-len", "1"],
+            {},
+            "--max-model-len 1: a prompt and its answer take 2 tokens: raise it",
+        ),
         (["--max-num-seqs", "128k"], {}, "--max-num-seqs 131072: a step has at most 65535 of"),
         (["--seed", "-3"], {}, "--seed -3: a whole number from 0 up is needed"),
-        (["--chat-template", "nowhere.jinja"], {}, "nowhere.jinja: no such file"),
-        (["--api-key-file", "nowhere"], {}, "--api-key-file nowhere"),
+        (
+            ["--chat-template", "nowhere.jinja"],
+            {},
+            "nowhere.jinja: no such file: give a file with a",
+        ),
+        (
+            ["--api-key-file", "nowhere"],
+            {},
+            "--api-key-file nowhere: No such file or directory: give a text file",
+        ),
         (
             ["--dashboard-keys", "eve"],
             {},
