@@ -44,5 +44,6 @@ def run(args: argparse.Namespace) -> int:
             f"{ago(now - model.downloaded)}{note}"
         )
     total = size(sum(model.bytes for model in models))
-    print(f"{len(models)} models, {total} in {constants.HF_HUB_CACHE}")
+    count = "1 model" if len(models) == 1 else f"{len(models)} models"
+    print(f"{count}, {total} in {constants.HF_HUB_CACHE}")
     return 0

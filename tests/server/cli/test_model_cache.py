@@ -52,6 +52,11 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_one_model_is_not_called_models(tmp_path: Path):
+    add_model(tmp_path, "org/only", days=2)
+    assert wavefill(tmp_path, "ls").stdout.splitlines()[-1].startswith("1 model, ")
+
+
 def test_models_are_listed_with_sizes_and_uses_the_last_used_first(home: Path):
     lines = wavefill(home, "ls").stdout.splitlines()
     assert [line.split()[0] for line in lines] == ["model", "org/new", "org/old", "org/pickle", "3"]
