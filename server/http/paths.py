@@ -7,10 +7,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 PROBES = frozenset({"/health", "/livez", "/readyz", "/ready", "/ping"})
 # The documentation and the pages hold nothing of users.  A browser sends no key for a page, so
 # they have to load without one; they ask for the key of the requests that are made in them.
-PAGES = frozenset({"/", "/dashboard", "/docs", "/openapi.json"})
+PAGES = frozenset({"/", "/dashboard", "/docs", "/openapi.json", "/favicon.ico"})
 PAGE_FILES = ("/pages/", "/static/")
 # Answered whatever the load, and while draining.
 WATCHING_PATHS = PROBES | {"/metrics", "/v1/loads"}
+ROUTINE = WATCHING_PATHS | {"/", "/dashboard", "/favicon.ico"}
 ONLY_PREFIX = "wavefill.only_prefix"  # in the scope of a request for the prefix itself: the prefix
 
 
@@ -21,7 +22,7 @@ def needs_no_key(path: str) -> bool:
 
 def is_routine(path: str) -> bool:
     """Whether monitors ask for it all the time, or browsers for many of its kind at once."""
-    return path in WATCHING_PATHS or path in ("/", "/dashboard") or path.startswith(PAGE_FILES)
+    return path in ROUTINE or path.startswith(PAGE_FILES)
 
 
 class RootPathMiddleware:

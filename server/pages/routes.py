@@ -98,6 +98,12 @@ async def dashboard_events(request: Request) -> Response:
     return EventStream(produce, lambda: feed.unsubscribe(subscription))
 
 
+@endpoints.undocumented("/favicon.ico")
+async def favicon(request: Request) -> Response:
+    """What browsers ask for beside anything that is no page, such as /v1/models."""
+    return await send_asset(request, "playground/icon.svg", {"content-security-policy": POLICY})
+
+
 @endpoints.undocumented("/pages/{name:path}")
 async def page_file(request: Request, name: str) -> Response:
     return await send_asset(request, name, {"content-security-policy": POLICY})

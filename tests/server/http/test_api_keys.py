@@ -16,7 +16,10 @@ from tests.support.server.malformed_requests import error
 
 PROBES = {"/health", "/livez", "/readyz", "/ready", "/ping"}
 KEYLESS = {*PROBES, "/"}  # of the documented routes
-PAGES = ("/docs", "/openapi.json", "/static/swagger-ui.css", "/pages/playground/main.js")
+PAGES = (
+    *("/docs", "/openapi.json", "/static/swagger-ui.css", "/pages/playground/main.js"),
+    "/favicon.ico",
+)
 KEYS = ("first-key", "second-key")
 CHAT = {"model": "fake", "messages": [{"role": "user", "content": "Hi"}]}
 
