@@ -124,8 +124,11 @@ def build_parser(commands: Collection[str]) -> tuple[Parser, dict[str, Parser]]:
 def _run(words: list[str]) -> int:
     chosen = next((word for word in words if not word.startswith("-")), "")
     if words and words[0] == chosen and chosen not in COMMANDS:
-        near = difflib.get_close_matches(chosen, COMMANDS, n=1)
-        remedy = f"did you mean `wavefill {near[0]}`?" if near else "see `wavefill --help`"
+        from server.cli.vllm_flags import OTHER_COMMANDS
+
+        near = [OTHER_COMMANDS.get(chosen), *difflib.get_close_matches(chosen, COMMANDS, n=1)]
+        meant = next(filter(None, near), None)
+        remedy = f"did you mean `wavefill {meant}`?" if meant else "see `wavefill --help`"
         raise UsageError(f"wavefill {chosen}: no such command: {remedy}")
     parser, parsers = build_parser([chosen] if chosen in COMMANDS else [])
     used = parsers.get(chosen, parser)

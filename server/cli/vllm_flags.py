@@ -86,6 +86,18 @@ _OPTIONS = {
     f"{NEEDLESS}, weights and KV stay on the device": "cpu-offload-gb mlock no-mmap swap-space",
 }
 REMEDIES = {name: remedy for remedy, names in _OPTIONS.items() for name in names.split()}
+# Commands of Ollama, vLLM and SGLang, and what users may take them for.
+OTHER_COMMANDS = {
+    "collect-env": "doctor",
+    "complete": "chat",
+    "delete": "rm",
+    "download": "pull",
+    "launch": "serve",
+    "list": "ls",
+    "remove": "rm",
+    "run": "chat",
+    "start": "serve",
+}
 SERVER_COMMANDS = ("wavefill serve", "wavefill config", "wavefill plan")
 
 

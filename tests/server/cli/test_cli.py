@@ -288,6 +288,8 @@ def test_a_wrong_value_is_named_with_its_source(
             ["error: --log-requests/--no-log-requests takes no value: see `wavefill serve --help`"],
         ),
         ("servee", ["error: wavefill servee: no such command: did you mean `wavefill serve`?"]),
+        ("run some/model", ["error: wavefill run: no such command: did you mean `wavefill chat`?"]),
+        ("launch x", ["error: wavefill launch: no such command: did you mean `wavefill serve`?"]),
         ("frobnicate", ["error: wavefill frobnicate: no such command: see `wavefill --help`"]),
         (
             "serve --api-key",
