@@ -47,6 +47,7 @@ class Session:
     system: str = ""
     turns: list[Message] = field(default_factory=list[Message])
     answers: list[AnswerStats] = field(default_factory=list[AnswerStats])
+    failed: bool = False  # one answer at least
     _images: list[Message] = field(default_factory=list[Message])
 
     def take(self, text: str) -> bool:
@@ -166,6 +167,7 @@ class Session:
                 answer.feed(chunk)
         except ChatServerError as error:
             _complain(str(error))
+            self.failed = True
             return None
         except KeyboardInterrupt:  # enough of this answer; what came stays in the context
             answer.stats.finish, answer.calls = "", {}

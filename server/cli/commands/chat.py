@@ -96,8 +96,9 @@ def run(args: argparse.Namespace) -> int:
         model = args.served_name or models[0]
         print(banner(model, at))
         line = stack.enter_context(PromptLine(COMMANDS))
-        converse(Session(server, model, line.read, options, args.system), line)
-    return 0
+        session = Session(server, model, line.read, options, args.system)
+        converse(session, line)
+    return 1 if session.failed and not sys.stdin.isatty() else 0  # a script reads nothing else
 
 
 def converse(session: Session, line: PromptLine) -> None:

@@ -123,6 +123,7 @@ def test_a_failed_turn_is_reported_and_dropped_from_the_history(fake: FakeServer
     fake.engine.fail_after = 0
     done = chat(fake.url, "one", "two")
     assert done.stderr.count("a seeded fault") == 2
+    assert done.returncode == 1  # the input is no terminal
     assert prompts(fake)[1] == "<|user|>two<|end|><|assistant|>"
 
 
