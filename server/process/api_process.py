@@ -295,6 +295,7 @@ def main() -> None:
     bound_stdout()  # which gets the start report
     try:
         uvloop.run(serve(start))
+        gc.freeze()  # a last collection could take longer than a process without a model has to end
     except (TokenizerError, StoreUnusable, DataError) as error:
         print_error(str(error))
         sys.exit(2)
