@@ -144,6 +144,12 @@ OTHER_VALUES = {
     "float": "float32",
     "fp8": "fp8_e4m3",
 }
+# What other values of other servers are for.
+NOTES = {
+    "device": "; the variable CUDA_VISIBLE_DEVICES says which GPU",
+    "load_format": "; auto reads safetensors",
+    "quantization": "; auto runs a quantized checkpoint of any format as it is stored",
+}
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -281,7 +287,7 @@ def _read(
         if value in MEANS_0.get(name, ()):
             values[name] = 0
         elif value is not None:
-            values[name] = _convert(source, value, hints[name])
+            values[name] = _convert(source, value, hints[name], NOTES.get(name, ""))
     return values
 
 
@@ -323,7 +329,8 @@ def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-def _convert(source: str, value: Any, hint: Any) -> Any:
+def _convert(source: str, value: Any, hint: Any, note: str) -> Any:
+    """note: for who has chosen what there is not"""
     if not isinstance(value, str):
         return value
     if get_origin(hint) is Literal:
@@ -332,7 +339,7 @@ def _convert(source: str, value: Any, hint: Any) -> Any:
         if found not in choices:
             found = OTHER_VALUES.get(found)
         if found not in choices:
-            raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}")
+            raise UsageError(f"{source} {value}: choose one of {', '.join(choices)}{note}")
         return found
     if hint is bool:
         if value.lower() not in ("1", "0", "true", "false", "on", "off", "yes", "no"):

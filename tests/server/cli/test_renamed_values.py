@@ -40,3 +40,8 @@ def test_values_of_vllm_are_taken_as_those_of_this_server():
 def test_a_value_that_another_option_has_is_refused_as_it_was_written():
     with pytest.raises(UsageError, match="--dtype fp8: choose one of auto, float32"):
         values("--dtype", "fp8")
+
+
+def test_the_format_of_a_quantized_checkpoint_need_not_be_chosen():
+    with pytest.raises(UsageError, match=r"--quantization awq: .*; auto runs a quantized checkpoi"):
+        values("--quantization", "awq")
