@@ -67,6 +67,8 @@ class Committer:
                 )
             except Exception as error:
                 self._requests.finish_failed(sequence, error)
+        failed = [int(scheduler_output.batch.slots[row]) for row in model_output.errors]
+        self._requests.snapshots.read(self._requests.num_commits, failed, self._pool)
         return columns
 
     def _commit_plain_rows(
@@ -215,8 +217,10 @@ class Committer:
         """Record a row's prompt logprobs.  True if the row failed, which finishes its request."""
         error = model_output.errors.get(row)
         if error is not None:
-            # The cause may be the content of its pages: no other request may hit them.
-            self._pool.evict(sequence.pages.held())
+            # The cause may be the content of its pages or of a snapshot: no other request may hit
+            # them.  A sequence that was preempted has no pages, but others may find those it had.
+            self._kv_pages.evict(sequence)
+            self._requests.snapshots.distrust(sequence)
             self._requests.finish(sequence, finish_output(sequence, "error", error=error))
             return True
         scores = model_output.prompt_logprobs[row] if model_output.prompt_logprobs else None

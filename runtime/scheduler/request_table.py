@@ -243,7 +243,8 @@ class RequestTable:
         if self.snapshots.count and self.decoding.has(sequence):
             self.decoding.flush_tokens(sequence)
             position = self.decoding.num_computed_tokens(sequence)
-            self.snapshots.keep(sequence, self.states.of(sequence), position, self.pool)
+            step = self.num_steps if position == len(sequence.tokens) else None
+            self.snapshots.keep(sequence, self.states.of(sequence), position, self.pool, step)
 
     def _free_slot(self, sequence: Sequence) -> None:
         """Free the slot and the pages of a running sequence."""
@@ -273,7 +274,8 @@ class RequestTable:
         self.images.check_integrity()
         self.states.check_integrity(running)
         self.snapshots.check_integrity(running)
-        self.pool.check_integrity([one.pages.held() for one in running])
+        holders = [one.pages.held() for one in running] + self.snapshots.held_pages()
+        self.pool.check_integrity(holders)
         assert sum(one.pages.reserved for one in running) == self.pool.num_reserved
         assert len(running) + self.waiting.count == len(self.live)
 

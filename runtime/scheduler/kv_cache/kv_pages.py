@@ -174,3 +174,9 @@ class KVPages:
             page = table[index]
             if page != NO_PAGE:
                 self.pool.cache_page(page, page_hash, group)
+
+    def evict(self, sequence: Sequence) -> None:
+        """Let no prefix hit the pages of a sequence, nor those that it has had."""
+        for group in range(self.num_groups):
+            found = [self.pool.find(group, page_hash) for page_hash in sequence.hashes]
+            self.pool.evict(page for page in found if page is not None)

@@ -51,6 +51,9 @@ class EvictionOrder(Generic[Name]):
             self._heap = [(each.priority, each.serial, n) for n, each in self._entries.items()]
             heapq.heapify(self._heap)
 
+    def remove(self, name: Name) -> None:
+        del self._entries[name]
+
     def evict(self, may_go: Callable[[Name], bool]) -> Name | None:
         """Remove the one of the lowest priority among those that may go; None if there is none."""
         kept: list[tuple[int, int, Name]] = []

@@ -16,7 +16,7 @@ anything else.  Which one is overwritten is in eviction.py.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from runtime.config import ResolvedConfig
@@ -49,6 +49,21 @@ class SnapshotHit(NamedTuple):
     tail_page: int | None
 
 
+class Unread(NamedTuple):
+    """A snapshot after a row of a step whose results have not been read.
+
+    `page` has the end of its prefix, and is to be cached by `name`.
+    """
+
+    step: int  # which, of all that were scheduled
+    slot: int  # of the row
+    key: Key
+    place: int
+    position: int
+    page: int
+    name: PageHash
+
+
 class StateSnapshots:
     """Of `resolved.num_snapshots` 0, every method does nothing."""
 
@@ -61,6 +76,7 @@ class StateSnapshots:
         self._index_of: dict[Key, int] = {}
         self._order: EvictionOrder[Key] = EvictionOrder()  # of the same keys
         self._tails: dict[PageHash, set[bytes]] = {}
+        self._unread: list[Unread] = []  # of sequences that have ended, or were preempted
         self._saves: list[tuple[int, int]] = []  # (state, snapshot) of the next batch
         self._loads: list[tuple[int, int]] = []  # (snapshot, state)
         self._page_copies: list[tuple[int, int]] = []  # (from, to)
@@ -109,8 +125,14 @@ class StateSnapshots:
                 sequence.pending_snapshots.remove(pending)
                 self._put(self._key(sequence, position), index, position)
 
-    def keep(self, sequence: Sequence, state: int, position: int, pool: PagePool) -> None:
-        """A decoding sequence ends, or is preempted, with its state and KV at `position`."""
+    def keep(
+        self, sequence: Sequence, state: int, position: int, pool: PagePool, step: int | None
+    ) -> None:
+        """A decoding sequence ends, or is preempted, with its state and KV at `position`.
+
+        step: the one in flight, if it has a row that ends there; until it is read, the snapshot is
+        not found, and nobody else gets the page
+        """
         table, size = sequence.pages.tables[0], self._page_size
         if not self.count or not sequence.may_use_prefix_cache:
             return
@@ -123,9 +145,40 @@ class StateSnapshots:
         page, name = table[(position - 1) // size], key.parent
         if key.tail:
             name = page_hash(key.parent, key.tail)
-        pool.cache_page(page, name)
         self._saves.append((state, index))
+        if step is not None:
+            pool.share([page])
+            self._unread.append(Unread(step, sequence.slot, key, index, position, page, name))
+            return
+        pool.cache_page(page, name)
         self._put(key, index, position)
+
+    def read(self, step: int, failed_slots: Collection[int], pool: PagePool) -> None:
+        """The results of a step have been read: what its rows left is right, or is forgotten."""
+        unread, self._unread = self._unread, []
+        for one in unread:
+            if one.step > step:
+                self._unread.append(one)
+                continue
+            if one.slot in failed_slots:
+                self._free.append(one.place)
+            else:
+                pool.cache_page(one.page, one.name)
+                self._put(one.key, one.place, one.position)
+            pool.release([one.page])
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Forget all snapshots of beginnings of a sequence: one of them may hold no numbers."""
+        loading = {index for index, _ in self._loads}
+        for pages in range(len(sequence.hashes) + 1 if self.count else 0):
+            for key in list(self._keys_behind(sequence, pages)):
+                if self._index_of[key] not in loading:
+                    self._order.remove(key)
+                    self._free.append(self._forget(key))
+
+    def held_pages(self) -> list[list[int]]:
+        """Those that wait for the results of a step."""
+        return [[one.page] for one in self._unread]
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence loses its slot: what was to become a snapshot does not."""
@@ -228,6 +281,7 @@ class StateSnapshots:
     def check_integrity(self, running: list[Sequence]) -> None:
         """Assert that every place is free, to be filled, or has one name."""
         pending = [index for one in running for _, index in one.pending_snapshots]
+        pending += [one.place for one in self._unread]
         places = [*self._free, *self._index_of.values(), *pending]
         assert sorted(places) == list(range(self.count))
         found = {Key(parent, tail) for parent, tails in self._tails.items() for tail in tails}

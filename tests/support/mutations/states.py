@@ -65,8 +65,8 @@ def spare_state_of_another(true: Callable[..., int | None]) -> Callable[..., int
 
 
 def snapshot_a_token_short(true: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, sequence, state, position, pool: true(
-        self, sequence, state, position - 1, pool
+    return lambda self, sequence, state, position, pool, step: true(
+        self, sequence, state, position - 1, pool, step
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from runtime.messages import EngineRequest
+from runtime.messages import BACKGROUND, EngineRequest
 from runtime.scheduler.sequence import Sequence
 from tests.support.engine.bench import Bench, request
 
@@ -166,3 +166,48 @@ def test_salts_and_prompts_whose_tokens_are_all_needed_find_nothing():
 def test_without_room_for_snapshots_nothing_is_found():
     found = bench(num_snapshots=0, prefix_cache=False)
     assert run(found, request(1, prompt(21))) == run(found, request(2, prompt(21))) == [0]
+
+
+def test_the_state_after_a_step_that_stored_no_numbers_is_not_found():
+    """Of an answer that stopped when that step had begun, and so does not learn of it."""
+    found = bench()
+    plain = found.plain(request(0, prompt(14), max_tokens=30))
+    stop = next(token for place, token in enumerate(plain) if place > 9 and token not in plain[:9])
+    turn = request(1, prompt(14), max_tokens=30, stop_ids=(stop,))
+    found.executor.spoils.add((len(found.plain(turn)), 0))
+    run(found, turn)
+    said = turn.tokens + found.plain(turn)
+    assert run(found, request(2, [*said, 5, 6])) == [8]
+    assert run(found, request(3, [*said, 5, 6])) == [(len(said) + 1) // 8 * 8]
+
+
+def test_a_snapshot_is_found_only_when_the_step_before_it_has_been_read():
+    found = bench()
+    plain = found.plain(request(0, prompt(14), max_tokens=30))
+    stop = next(token for place, token in enumerate(plain) if place > 9 and token not in plain[:9])
+    turn = request(1, prompt(14), max_tokens=30, stop_ids=(stop,))
+    said = turn.tokens + found.plain(turn)
+    found.add(turn)
+    while not any(output.finish for output in found.step()):
+        pass
+    assert found.engine.stats().snapshots_used == 1, "of the prompt"
+    found.step()
+    assert found.engine.stats().snapshots_used == 2
+    assert run(found, request(2, [*said, 5])) == [len(said)]
+
+
+def test_what_a_row_without_numbers_has_read_is_not_found_again():
+    """Neither pages nor snapshots, though the sequence was preempted meanwhile."""
+    found = bench(max_num_seqs=1, num_states=2)
+    run(found, request(1, prompt(21)))
+    assert found.engine.stats().snapshots_used == 3, "two of the prompt, one behind the answer"
+    found.add(request(2, prompt(21), max_tokens=9, priority=BACKGROUND))
+    found.step(3)
+    [sequence] = found.engine.requests.running()
+    found.executor.fail_slots[sequence.slot] = "the logits are NaN"
+    found.run(request(5, [1, 2, 3]))
+    assert found.end(2).error == "the logits are NaN" and found.end(2).preemptions == 1
+    assert found.of(2)[0].cached == 16
+    assert found.engine.stats().snapshots_used == 1, "which nothing finds without its pages"
+    assert run(found, request(3, prompt(21))) == [0]
+    assert run(found, request(4, prompt(21))) == [16]
