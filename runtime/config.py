@@ -181,6 +181,12 @@ def check(
             f"--max-num-seqs {requested.max_num_seqs}: --attention {attention} plans at most "
             f"{max_rows} sequences a step: lower it, or use --attention flash1, which plans none"
         )
+    if requested.prefix_cache and 0 < requested.snapshot_bytes < facts.state_bytes:
+        raise ConfigError(
+            f"--snapshot-bytes {requested.snapshot_bytes}: a snapshot of the recurrent state of "
+            f"this {facts.model_type} model takes {facts.state_bytes} bytes "
+            f"({size(facts.state_bytes)}): raise it, or use --no-prefix-cache, which takes none"
+        )
     if requested.max_model_len > facts.max_position:
         raise ConfigError(
             f"--max-model-len {requested.max_model_len} exceeds the {facts.max_position} positions "
@@ -262,7 +268,8 @@ def _num_states(
     """The number of recurrent states, which share the memory with the KV pages.
 
     One for each sequence that may run, and more for those with a grammar, which have two; but at
-    most STATE_SHARE of the memory.  Raises ConfigError if not even LEAST_STATES fit.
+    most STATE_SHARE of the memory.  Raises ConfigError if not even LEAST_STATES fit, or fewer than
+    --max-num-seqs asks for.
     """
     most = max(LEAST_STATES, max_num_seqs + -(-max_num_seqs // SEQS_OF_A_SPARE_STATE))
     tokens = requested.kv_tokens or requested.max_model_len or 2
@@ -277,7 +284,17 @@ def _num_states(
             f"{memory.explain()}: use a larger --gpu-memory, fewer --kv-tokens or a shorter "
             "--max-model-len, --state-dtype bfloat16 or a smaller model"
         )
-    return max(LEAST_STATES, min(most, room // facts.state_bytes))
+    num_states = max(LEAST_STATES, min(most, room // facts.state_bytes))
+    if requested.max_num_seqs > num_states:
+        part = "beside --kv-tokens" if requested.kv_tokens else f"{STATE_SHARE:.0%} of it"
+        raise ConfigError(
+            f"--max-num-seqs {requested.max_num_seqs}: a sequence has a recurrent state of "
+            f"{size(facts.state_bytes)}, and {num_states} fit into what they get of the memory "
+            f"({part}): {memory.explain()}: lower it to {num_states}, or use a larger "
+            "--gpu-memory, a small --kv-tokens, which leaves the rest to states, or --state-dtype "
+            "bfloat16"
+        )
+    return num_states
 
 
 def step_limits(requested: EngineConfig, device: DeviceName, free: int) -> tuple[int, int]:

@@ -273,13 +273,13 @@ def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> Engine
             "--calculate-kv-scales is for pages of fp8, the others have no scales: add --kv-dtype "
             "fp8_e4m3, or leave it out"
         )
+    shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     if config.delta_net is not None and requested.prefix_cache and not requested.snapshot_bytes:
         processes = requested.data_parallel * ranks.size
         [room] = ranks.least(free_bytes(torch.device("cpu")) // (2 * processes))
         kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
         wanted = max(1, min(DEFAULT_SNAPSHOT_BYTES[kind], room))
         requested = structs.replace(requested, snapshot_bytes=wanted)
-    shape, choice = choose_attention(requested, config, dtype, Machine.of(device))
     return EngineSpec(requested, config, device, dtype, shape, choice, threads, ranks)
 
 
@@ -318,7 +318,13 @@ def choose_attention(
     choice = dispatch(machine, name, shape, requested.split_planner)
     check(
         requested,
-        facts_of(config, kv_dtype, requested.max_model_len),
+        facts_of(
+            config,
+            kv_dtype,
+            requested.max_model_len,
+            dtype=dtype,
+            state_dtype=requested.state_dtype,
+        ),
         choice.backend,
         choice.max_rows,
     )

@@ -259,13 +259,15 @@ def _changes(
         return []
     tried = {
         "--kv-dtype fp8_e4m3": replace(requested, kv_dtype="fp8_e4m3"),
-        "--gpu-memory 0.95": replace(requested, gpu_memory=0.95),
     }
+    if requested.gpu_memory < 0.95:
+        tried["--gpu-memory 0.95"] = replace(requested, gpu_memory=0.95)
     tokens = max(2048, resolved.max_num_seqs)
     if target.kind == "cuda" and tokens < resolved.max_batched_tokens:
         tried[f"--max-batched-tokens {tokens}"] = replace(requested, max_batched_tokens=tokens)
-    if target.kind == "cuda" and resolved.max_num_seqs > FEW_ROWS:
-        tried[f"--max-num-seqs {FEW_ROWS}"] = replace(requested, max_num_seqs=FEW_ROWS)
+    few = min(FEW_ROWS, resolved.num_states or FEW_ROWS)
+    if target.kind == "cuda" and resolved.max_num_seqs > few:
+        tried[f"--max-num-seqs {few}"] = replace(requested, max_num_seqs=few)
     lines: list[str] = []
     for name, changed in tried.items():
         other = resolve_config(changed, config, target)

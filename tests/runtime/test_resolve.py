@@ -185,7 +185,7 @@ def resolve_hybrid(budget: int, **requested: int) -> ResolvedConfig:
 
 
 def test_recurrent_states_take_a_part_of_the_memory_and_pages_the_rest() -> None:
-    resolved = resolve_hybrid(20 * 2**20, max_num_seqs=64)
+    resolved = resolve_hybrid(20 * 2**20)
     assert resolved.num_states == 8  # 40 %
     assert resolved.num_pages == 12 * 2**20 // (16 * 1024)
 
@@ -196,12 +196,21 @@ def test_there_are_no_more_states_than_sequences_can_use() -> None:
 
 
 def test_kv_tokens_leave_the_rest_to_states() -> None:
-    resolved = resolve_hybrid(9 * 2**20, max_num_seqs=64, kv_tokens=1024)
+    resolved = resolve_hybrid(9 * 2**20, kv_tokens=1024)
     assert (resolved.num_pages, resolved.num_states) == (64, 8)
 
 
+def test_more_sequences_than_states_are_refused() -> None:
+    few = r"--max-num-seqs 9: .* state of 1.0 MiB, and 8 fit .* "
+    with pytest.raises(ConfigError, match=few + r"\(40% of it\): .*: lower it to 8"):
+        resolve_hybrid(20 * 2**20, max_num_seqs=9)
+    assert resolve_hybrid(20 * 2**20, max_num_seqs=8).num_states == 8
+    with pytest.raises(ConfigError, match=few + r"\(beside --kv-tokens\): "):
+        resolve_hybrid(9 * 2**20, max_num_seqs=9, kv_tokens=1024)
+
+
 def test_a_long_request_goes_before_states() -> None:
-    resolved = resolve_hybrid(5 * 2**19, max_num_seqs=64, max_model_len=512)
+    resolved = resolve_hybrid(5 * 2**19, max_model_len=512)
     assert (resolved.num_states, resolved.max_model_len) == (2, 512)
 
 
@@ -221,6 +230,14 @@ def test_a_model_with_states_has_as_many_snapshots_as_fit_into_their_bytes() -> 
 def test_without_snapshots_there_is_no_prefix_cache_and_the_other_way_round() -> None:
     assert not resolve_hybrid(1 << 30, snapshot_bytes=1000).prefix_cache
     assert resolve_hybrid(1 << 30, prefix_cache=False).num_snapshots == 0
+
+
+def test_bytes_for_less_than_one_snapshot_are_refused() -> None:
+    few = EngineConfig(model="", snapshot_bytes=(1 << 20) - 1)
+    with pytest.raises(ConfigError, match=r"1048575: .* takes 1048576 bytes \(1.0 MiB\): raise"):
+        check(few, HYBRID)
+    check(msgspec.structs.replace(few, prefix_cache=False), HYBRID)
+    check(few, FACTS)
 
 
 def test_snapshots_closer_than_the_tokens_of_a_kernel_are_refused() -> None:
