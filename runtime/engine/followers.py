@@ -99,10 +99,9 @@ class Followers:
             process.kill()
         os._exit(code)
 
-    def fail_between_ranks(self, error: RuntimeError) -> None:
+    def fail_between_ranks(self, reason: str) -> None:
         """As `fail`, after an error of a sum over all ranks."""
         time.sleep(EXPLAIN_SECONDS)  # if a rank has ended, the thread that waits for it says how
-        reason = str(error).strip().splitlines()[0]
         self.fail(f"a rank hangs or cannot be reached ({reason}): all ranks start again")
 
     def send(self, message: bytes) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from model_zoo.layers.error_text import first_line
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine.auto_ranks import with_chosen_ranks
 from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
@@ -212,7 +213,7 @@ def _errors_between_ranks(followers: Followers | None) -> Iterator[None]:
             from runtime.ranks.group import is_between_ranks
 
             if is_between_ranks(error):
-                followers.fail_between_ranks(error)
+                followers.fail_between_ranks(first_line(error))
         raise
 
 
@@ -373,8 +374,7 @@ def short_errors() -> Iterator[None]:
 
             code, text = 2, explained(error)
         elif is_out_of_memory(error):
-            reason = str(error) or type(error).__name__  # a MemoryError has no text
-            code, text = 1, f"{OUT_OF_MEMORY}: {reason.splitlines()[0]}"
+            code, text = 1, f"{OUT_OF_MEMORY}: {first_line(error)}"
         else:
             raise
         time.sleep(REPORT_SECONDS)

@@ -10,7 +10,9 @@ import gc
 import signal
 import sys
 import time
+import traceback
 
+from model_zoo.layers.error_text import first_line
 from runtime.engine.followers import (
     CONFIGURATION_ERROR,
     GC_THRESHOLD,
@@ -70,11 +72,13 @@ def main() -> None:
         if isinstance(error, ConfigError | ModelError | UnsupportedAttention):
             print_error(f"rank {args.rank}: {error}")
             raise SystemExit(CONFIGURATION_ERROR) from None
-        if isinstance(error, RuntimeError) and is_out_of_memory(error):
-            text = f"{OUT_OF_MEMORY}: {str(error).splitlines()[0]}"
-            print_error(f"rank {args.rank}: {text}")
-            raise SystemExit(1) from None
-        raise
+        text = f"{type(error).__name__}: {first_line(error)}"
+        if is_out_of_memory(error):
+            text = f"{OUT_OF_MEMORY}: {first_line(error)}"
+        else:
+            traceback.print_exc()
+        print_error(f"rank {args.rank}: {text}")
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

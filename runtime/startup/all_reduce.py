@@ -25,6 +25,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import (
     first_problem,
     rows_of_buffers,
 )
+from model_zoo.layers.error_text import first_line
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.parallel.communicator import ProcessGroupCommunicator
 from runtime.config import ConfigError, EngineConfig
@@ -102,7 +103,7 @@ def _prepare(spec: EngineSpec, max_tokens: int) -> SymmetricBuffers | str:
             shape = buffer_shape(rows, size, ranks.size)
             memory = rendezvous.allocate(shape, dtype, spec.device)
     except Exception as error:  # of the driver, the allocator, or another version of PyTorch
-        problem = _first_line(error)
+        problem = first_line(error)
     # Before one of them waits for the others.
     if problem := first_problem(ranks.exchange(problem)):
         return problem
@@ -110,7 +111,7 @@ def _prepare(spec: EngineSpec, max_tokens: int) -> SymmetricBuffers | str:
     try:
         buffers = buffers_in(rendezvous.mapped(memory), ranks.rank)
     except Exception as error:
-        problem = _first_line(error)
+        problem = first_line(error)
     return first_problem(ranks.exchange(problem)) or buffers or ""
 
 
@@ -151,7 +152,7 @@ def _measure(
             try:
                 own = time(rows)
             except Exception as error:  # then the library is the faster
-                problems.append(_first_line(error))
+                problems.append(first_line(error))
                 own = NEVER_US
             [found] = ranks.most(int(1000 * own))
             log.debug("sums over ranks of %d rows %s: %.1f us", rows, name, found / 1000)
@@ -171,7 +172,7 @@ def _measure(
         if buffers.gave_up:
             problems.append("the part of another rank has not come")
     except RuntimeError as error:
-        problems.append(_first_line(error))
+        problems.append(first_line(error))
     return first_problem(ranks.exchange(next(iter(problems), ""))), most
 
 
@@ -189,9 +190,5 @@ def _assert_usable(device: torch.device, problem: str) -> None:
     except RuntimeError as error:
         raise ConfigError(
             f"the check of the kernels that add up over GPUs has failed ({problem}), and this GPU "
-            f"cannot be used any more ({_first_line(error)}): start with {FLAG}"
+            f"cannot be used any more ({first_line(error)}): start with {FLAG}"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from model_zoo.layers.error_text import first_line
 from runtime.config import (
     ConfigError,
     DeviceOption,
@@ -192,8 +193,7 @@ def gpu_free_bytes(index: int) -> int:
     try:
         return free_bytes(torch.device("cuda", index))
     except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise UnusableGPU(f"GPU {index} cannot be used: {reason}") from None
+        raise UnusableGPU(f"GPU {index} cannot be used: {first_line(error)}") from None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -10,6 +10,7 @@ import torch
 
 from model_zoo.config import ModelConfig
 from model_zoo.json_fields import ModelError
+from model_zoo.layers.error_text import first_line
 from model_zoo.parallel.sharded_config import sharded_config
 from runtime.config import UNDIVIDED_EXPERTS, ConfigError, EngineConfig, ResolvedConfig
 from runtime.memory_plan import MemoryPlan
@@ -45,8 +46,7 @@ def visible_gpus(requested: EngineConfig) -> int:
     try:
         torch.cuda.init()  # without it whole GPUs are counted, where a part of one (MIG) is visible
     except RuntimeError as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"CUDA cannot be used: {reason}") from None
+        raise ConfigError(f"CUDA cannot be used: {first_line(error)}") from None
     return torch.cuda.device_count()
 
 

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 
-from runtime.engine.followers import StallWatch
+import pytest
+import torch
+
+from model_zoo.layers.error_text import first_line
+from runtime.config import ConfigError
+from runtime.engine import rank_process
+from runtime.engine.followers import CONFIGURATION_ERROR, OUT_OF_MEMORY, StallWatch
+from runtime.logs import LogOptions
 
 
 def test_a_loop_that_does_not_come_round_ends_the_process_with_a_message():
@@ -25,3 +33,41 @@ def test_a_loop_that_comes_round_is_left_alone():
     for _ in range(20):
         watch.alive()
         assert not ended.wait(0.05)
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (ConfigError("--dtype: no"), "rank 1: --dtype: no", CONFIGURATION_ERROR),
+        (ValueError("a shape\nand more"), "rank 1: ValueError: a shape", 1),
+        (MemoryError(), f"rank 1: {OUT_OF_MEMORY}: MemoryError", 1),
+        (torch.OutOfMemoryError(), f"rank 1: {OUT_OF_MEMORY}: OutOfMemoryError", 1),
+    ],
+)
+def test_the_last_line_of_a_rank_says_which_it_is_and_what_went_wrong(
+    error: Exception,
+    line: str,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def run(args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(rank_process, "run", run)
+    monkeypatch.setattr(rank_process, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(rank_process.signal, "signal", lambda *handler: None)
+    args = SimpleNamespace(rank=1, logs=LogOptions())
+    monkeypatch.setattr(rank_process.parent_watch, "read_args", lambda kind: args)
+    monkeypatch.setattr(rank_process, "set_up_logging", lambda logs: None)
+    with pytest.raises(SystemExit) as ended:
+        rank_process.main()
+    assert ended.value.code == code
+    said = capsys.readouterr().err
+    assert said.splitlines()[-1] == f"error: {line}"
+    assert ("Traceback" in said) == ("ValueError" in line)
+
+
+def test_an_error_without_text_is_named_by_its_type():
+    assert first_line(RuntimeError("\n  no room \nat all")) == "no room "
+    assert first_line(RuntimeError("\n")) == first_line(RuntimeError()) == "RuntimeError"

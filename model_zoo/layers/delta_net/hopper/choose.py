@@ -21,6 +21,7 @@ from model_zoo.layers.delta_net.hopper.trial import (
     without_snapshots,
 )
 from model_zoo.layers.delta_net.tiles import PromptTiles
+from model_zoo.layers.error_text import first_line
 
 BETTER = 0.98  # of the time of the Triton kernels: a smaller gain may be noise
 # Of a token's output or a sequence's state.  Roundings to 16 bits make it about 1 / 150 over all
@@ -128,7 +129,7 @@ def right_candidates(step: TrialStep, candidates: Sequence[PromptTiles]) -> list
         except Exception as error:  # of the compiler, or of another version of Triton
             if step.inputs[0].is_cuda:
                 torch.cuda.synchronize()  # raises if the GPU cannot be used any more
-            problem = str(error).strip().partition("\n")[0] or type(error).__name__
+            problem = first_line(error)
         if problem:
             log.warning("prompts of gated delta nets: %s is not used: %s", tiles, problem)
         else:
