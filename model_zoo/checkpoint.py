@@ -28,6 +28,7 @@ DTYPES = {
     "I8": torch.int8,
     "I32": torch.int32,
     "I64": torch.int64,
+    "BOOL": torch.bool,  # of masks that older files have as buffers
 }
 GGUF = "*.gguf"
 # Of the text model within a model that sees images -> of the text model alone.

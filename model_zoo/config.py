@@ -63,9 +63,8 @@ def read_config(directory: Path | str, *, images: bool = True) -> ModelConfig:
         raise UnsupportedModel(fields, MODEL_TYPES)
     model_type = fields.choice("model_type", MODEL_TYPES)
     check_head(fields)
-    config = read_as(
-        fields, model_type, read_dtype(fields, DEFAULT_DTYPES.get(model_type, "float32"))
-    )
+    default = DEFAULT_DTYPES.get(model_type, "float32")
+    config = read_as(fields, model_type, read_dtype(fields, default=default))
     return config if images else config.without_vision()
 
 

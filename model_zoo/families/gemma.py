@@ -80,7 +80,7 @@ def read_gemma(outer: Fields, model_type: str) -> ModelConfig:
         eos_ids=tuple(
             dict.fromkeys(read_eos_ids(outer, vocab_size) + read_eos_ids(fields, vocab_size))
         ),
-        dtype=read_dtype(outer if _has_dtype(outer) else fields),
+        dtype=read_dtype(outer, fields),
         windows=_windows(fields, num_layers, defaults.pattern),
         attention_scale=fields.number("query_pre_attn_scalar", DEFAULT_SCALAR) ** -0.5,
         attention_softcap=_softcap(fields, "attn_logit_softcapping", defaults.attention_softcap),
@@ -122,7 +122,3 @@ def _windows(fields: Fields, num_layers: int, pattern: int) -> tuple[int, ...]:
 def _softcap(fields: Fields, name: str, default: float) -> float:
     """0 where the field is null; absent: the default."""
     return fields.number(name, 0.0 if name in fields.values else default)
-
-
-def _has_dtype(fields: Fields) -> bool:
-    return any(fields.get(name) is not None for name in ("dtype", "torch_dtype"))

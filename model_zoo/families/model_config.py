@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +16,9 @@ from model_zoo.vision.vision_config import VisionConfig
 
 VISION_WEIGHTS = "model.visual."  # what names of the weights of an image encoder begin with
 DTYPES = ("float32", "bfloat16", "float16")
+# Names of classes with a language head, or with none but its embeddings: Qwen3Model, and neither
+# Qwen2ForRewardModel nor Qwen2ForProcessRewardModel.
+HEADS = re.compile(r".*(ForCausalLM|ForConditionalGeneration|LMHeadModel)|((?!For|Reward).)*Model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +108,12 @@ class ModelConfig:
 def check_head(fields: Fields) -> None:
     """A classifier or reward model has the weights of a chat model but no language head."""
     names = fields.get("architectures") or []
-    generative = ("ForCausalLM", "ForConditionalGeneration", "LMHeadModel", "Model")
-    if names and not any(str(name).endswith(generative) for name in names):
-        raise fields.error("architectures", names, "a causal language model is expected")
+    if names and not any(HEADS.fullmatch(str(name)) for name in names):
+        raise fields.error(
+            "architectures",
+            names,
+            "a causal language model is expected: reward models and classifiers are not supported",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +157,17 @@ def windows_of(
     return tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
 
 
-def read_dtype(fields: Fields, default: str = "float32") -> str:
-    """default: where there is no such field"""
-    name = "dtype" if fields.get("dtype") is not None else "torch_dtype"
-    value = fields.get(name)
-    if value is None:
-        return default
-    if str(value).removeprefix("torch.") not in DTYPES:
-        raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
-    return str(value).removeprefix("torch.")
+def read_dtype(*places: Fields, default: str = "float32") -> str:
+    """That of the first object which says one; default: none does"""
+    for fields in places:
+        for name in ("dtype", "torch_dtype"):
+            value = fields.get(name)
+            if value is None:
+                continue
+            if str(value).removeprefix("torch.") not in DTYPES:
+                raise fields.error(name, value, "supported: " + ", ".join(DTYPES))
+            return str(value).removeprefix("torch.")
+    return default
 
 
 def read_eos_ids(fields: Fields, vocab_size: int) -> tuple[int, ...]:

@@ -85,7 +85,7 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
             dict.fromkeys(read_eos_ids(outer, vocab_size) + read_eos_ids(fields, vocab_size))
         ),
         moe=moe,
-        dtype=read_dtype(outer if _has_dtype(outer) else fields),
+        dtype=read_dtype(outer, fields),
         delta_net=read_delta_net(fields, num_layers, fused=model_type == "qwen3_next"),
         text_part=fields is not outer and vision is None,
         skipped_weights=SKIPPED if vision is not None else (*SKIPPED, VISION_WEIGHTS),
@@ -96,7 +96,3 @@ def read_qwen3_5(outer: Fields, model_type: str) -> ModelConfig:
 def moe_inner(fields: Fields) -> int:
     """The inner size of dense layers where config.json has none: no layer is dense."""
     return fields.integer("moe_intermediate_size")
-
-
-def _has_dtype(fields: Fields) -> bool:
-    return any(fields.get(name) is not None for name in ("dtype", "torch_dtype"))

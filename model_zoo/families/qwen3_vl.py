@@ -28,9 +28,7 @@ def read_qwen3_vl(
             raise outer.error(name, None, "an object with the fields of that part is expected")
     # Of a token's experts it has no field: their shares always sum to 1.
     text = outer.nested("text_config").overridden({"norm_topk_prob": True})
-    has_dtype = any(outer.get(name) is not None for name in ("dtype", "torch_dtype"))
-    dtype = read_dtype(outer if has_dtype else text)
-    config = read_text(text, MODEL_TYPES[model_type], dtype)
+    config = read_text(text, MODEL_TYPES[model_type], read_dtype(outer, text))
     assert config.rope is not None
     vision = read_vision(outer, config.hidden_size, deepstack=DEFAULT_DEEPSTACK)
     if len(vision.deepstack_layers) > config.num_layers:

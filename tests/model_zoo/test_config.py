@@ -92,6 +92,11 @@ def test_each_layer_has_the_window_that_transformers_gives_it(
     assert [spec.window for spec in config.attention_specs] == list(windows or (0, 0))
 
 
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "LlamaModel", "GPT2LMHeadModel"])
+def test_a_model_with_a_head_or_none_but_its_embeddings_is_read(tmp_path: Path, name: str):
+    assert read_config(write(tmp_path, architectures=[name])).num_layers == 2
+
+
 def test_end_tokens_come_from_both_files_once_each(tmp_path: Path):
     write(tmp_path, eos_token_id=[2, 7])
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
@@ -110,6 +115,9 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ),
     ({"model_type": None}, "`model_type` is missing"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "a causal language model"),
+    ({"architectures": ["Qwen2ForRewardModel"]}, "RewardModel.*: reward models .* not supported"),
+    ({"architectures": ["Qwen2ForProcessRewardModel"]}, "ProcessRewardModel.*: a causal language"),
+    ({"architectures": ["LlamaRewardModel"]}, "RewardModel.*: a causal language"),
     ({"hidden_size": "64"}, '`hidden_size` is "64": a positive integer'),
     ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0"),
     ({"vocab_size": True}, "`vocab_size` is true"),

@@ -183,6 +183,7 @@ def test_a_base_model_without_its_outer_name_loads(tmp_path: Path):
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     bare["h.0.attn.bias"] = torch.ones(1, 1, 512, 512)
+    bare["h.1.attn.bias"] = torch.ones(1, 1, 512, 512, dtype=torch.bool)
     save_file(bare, tmp_path / "model.safetensors")
     after = PagedRow(load(tmp_path), read_config(tmp_path), torch.float32).feed(torch.arange(9))
     assert torch.equal(before, after)

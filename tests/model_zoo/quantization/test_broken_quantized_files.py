@@ -154,10 +154,16 @@ def test_a_file_that_is_cut_short_is_named(tmp_path: Path) -> None:
         read_file(tmp_path, (ROWS, COLUMNS))
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int16, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.int16])
 def test_a_dtype_that_no_format_has_is_refused(tmp_path: Path, dtype: Any) -> None:
     linear = broken("fp8", "weight", lambda tensor: torch.zeros(ROWS, COLUMNS).to(dtype))
     assert "supported are F64, F32, F16, BF16, F8_E4M3" in refusal(tmp_path, linear)
+
+
+def test_a_weight_of_truth_values_is_refused(tmp_path: Path) -> None:
+    """Files may have them, as masks of a model."""
+    linear = broken("fp8", "weight", lambda tensor: torch.ones(ROWS, COLUMNS).bool())
+    assert "weight is bool, which the quantization_config" in refusal(tmp_path, linear)
 
 
 def test_a_directory_of_gguf_files_is_refused_by_that_name(tmp_path: Path) -> None:
