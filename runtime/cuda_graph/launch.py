@@ -32,7 +32,8 @@ from runtime.stats import GraphCounts
 
 MAX_MIXED = 2048  # tokens of a graph
 TILE = 128  # rows of a tile of a large GEMM
-# Besides the maximum: a mixed step computes the logits of every row, padding included.
+# Besides the maximum, and twice as many each above: a mixed step computes the logits of every row,
+# padding included.
 FEW_ROWS = (32, 128, 256)
 FEW_TOKENS = 512  # in a larger step, logits of fewer rows than MANY_ROWS are a small part
 MANY_ROWS = 128
@@ -77,7 +78,7 @@ class Buckets:
         assert max_rows * row_tokens <= max_tokens
         self._max_tokens, self.row_tokens, self._images = max_tokens, row_tokens, images
         self._decode = _cut(decode_sizes(max_rows), max_rows)
-        self._rows = _cut(FEW_ROWS, max_rows)
+        self._rows = _cut(mixed_rows(max_rows), max_rows)
         self._mixed = _cut(mixed_sizes(), min(max_tokens, MAX_MIXED))
 
     @property
@@ -120,7 +121,8 @@ class Buckets:
         ]
         images = [self.fit(tokens, 1, images=True) for tokens in self._mixed if self._images]
         decode = [self._decode_bucket(size) for size in self._decode]
-        return mixed[::-1] + images[::-1] + decode[::-1]
+        buckets = mixed[::-1] + images[::-1] + decode[::-1]
+        return sorted(buckets, key=lambda bucket: -max(bucket.tokens, MAX_MIXED))
 
     def startup_set(self) -> list[Bucket]:
         """Those of `graphs` that are captured before the first request.
@@ -130,7 +132,8 @@ class Buckets:
         at most MAX_MIXED tokens has one of at most twice its tokens, or of SMALL, from the start.
         Steps with images have none yet: a start takes as long as that of a model of text.
         """
-        sizes = {self._decode[-1], *(1 << power for power in range(10))}
+        most_rows = self._decode[-1]
+        sizes = {most_rows, *(1 << power for power in range(most_rows.bit_length()))}
         most = {tokens: self._rows_of(tokens)[-1] for tokens in self._mixed}
         return [
             bucket
@@ -141,8 +144,20 @@ class Buckets:
 
 
 def decode_sizes(max_rows: int) -> list[int]:
+    """Above 1024 rows, 16 sizes up to twice as many, and so on."""
     step = 16 if max_rows <= 512 else 32
-    return [*range(1, 33), *range(40, 257, 8), *range(256 + step, 1024 + step, step)]
+    sizes = [*range(1, 33), *range(40, 257, 8), *range(256 + step, 1024 + step, step)]
+    while sizes[-1] < max_rows:
+        first = sizes[-1]
+        sizes += range(first + first // 16, 2 * first + 1, first // 16)
+    return sizes
+
+
+def mixed_rows(max_rows: int) -> list[int]:
+    sizes: list[int] = [*FEW_ROWS]
+    while sizes[-1] < max_rows:
+        sizes.append(2 * sizes[-1])
+    return sizes
 
 
 def mixed_sizes() -> list[int]:
@@ -152,7 +167,7 @@ def mixed_sizes() -> list[int]:
     ]
 
 
-def _cut(sizes: list[int] | tuple[int, ...], most: int) -> list[int]:
+def _cut(sizes: list[int], most: int) -> list[int]:
     """The sizes below `most`, and that."""
     return [*(size for size in sizes if size < most), most]
 

@@ -182,7 +182,8 @@ def estimate(
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens, images=config.vision is not None).graphs()
-    largest = _activations(config, dtype, min(steps.tokens, MAX_MIXED), steps.rows)
+    graph_tokens = max(min(steps.tokens, MAX_MIXED), steps.rows)
+    largest = _activations(config, dtype, graph_tokens, steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)
     graphs += encoder_graphs
     return MemoryPlan(

@@ -10,7 +10,10 @@ from model_zoo.layers.gemm.implementations import BUCKETS
 from model_zoo.layers.gemm.swiglu import SIZES
 from runtime.cuda_graph.launch import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
 
-SERVERS = [(256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100)]
+SERVERS = [
+    (256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100), (2500, 4096),
+    (8192, 8192),
+]  # fmt: skip
 
 
 def test_products_of_many_rows_are_chosen_for_the_sizes_that_steps_are_padded_to() -> None:
@@ -74,9 +77,20 @@ def test_small_steps_of_rows_that_decode_are_not_padded() -> None:
     assert all(buckets.fit(rows, rows) == Bucket(rows, rows, True) for rows in range(1, 33))
 
 
-def test_a_server_begins_with_a_graph_of_at_most_twice_the_rows_for_any_that_decode() -> None:
-    sizes = sorted(bucket.tokens for bucket in Buckets(256, 8192).startup_set() if bucket.decode)
-    assert sizes[0] == 1 and sizes[-1] == 256
+@pytest.mark.parametrize("most", [300, 1024, 2500, 8192])
+def test_steps_of_many_rows_are_not_padded_to_the_most_that_there_may_be(most: int) -> None:
+    buckets = Buckets(most, 8192)
+    for rows in range(257, most + 1):
+        assert buckets.fit(rows, rows).rows < rows + 32 + rows / 16
+        assert buckets.fit(8192, rows).rows < 2 * rows
+
+
+@pytest.mark.parametrize("most", [256, 1024, 8192])
+def test_a_server_begins_with_a_graph_of_at_most_twice_the_rows_for_any_that_decode(
+    most: int,
+) -> None:
+    sizes = sorted(bucket.tokens for bucket in Buckets(most, 8192).startup_set() if bucket.decode)
+    assert sizes[0] == 1 and sizes[-1] == most
     assert all(larger <= 2 * smaller for smaller, larger in pairwise(sizes))
 
 
