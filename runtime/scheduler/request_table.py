@@ -110,6 +110,8 @@ class RequestTable:
                 events=sequence.events,
             )
         )
+        if self.decoding.has(sequence):
+            self.decoding.flush_tokens(sequence)
         if sequence.steps_at_admission is not None:
             generated = len(sequence.tokens) - sequence.prompt_len
             encoder = sequence.num_encoder_tokens

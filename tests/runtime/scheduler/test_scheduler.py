@@ -336,3 +336,14 @@ def test_nothing_makes_way_for_work_in_the_background_or_for_its_like() -> None:
     bench.run()
     assert bench.engine.stats().preemptions == 0
     assert order_of_ends(bench) == [1, 2, 3, 4]
+
+
+def test_the_tokens_of_an_aborted_answer_count_in_the_mix_of_requests() -> None:
+    bench = Bench(page_size=16)
+    bench.add(request(1, prompt(10), max_tokens=30))
+    bench.step(6)
+    generated = len(bench.tokens(1))
+    bench.engine.abort(1)
+    bench.run()
+    assert generated == 5
+    assert bench.engine.requests.mix.computed_per_generated(0) == 10 / generated
