@@ -77,6 +77,18 @@ def full_wave_sizes(widths: tuple[int, ...], processors: int, most: int) -> tupl
     )
 
 
+def gemm_widths(config: ModelConfig) -> tuple[int, ...]:
+    """Outputs of a layer's GEMMs that are computed for all tokens of a step.
+
+    Those of experts have some of the tokens each, and fill the device at any size; `config.json`
+    has an intermediate_size all the same.
+    """
+    if config.moe is None:
+        return config.intermediate_size, config.hidden_size
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return qkv, config.hidden_size
+
+
 def _filled(tiles: int, processors: int) -> float:
     return tiles / (-(-tiles // processors) * processors)
 
@@ -144,8 +156,7 @@ class EngineSpec:
         if not self.on_gpu:
             return ()
         processors = torch.cuda.get_device_properties(self.device).multi_processor_count
-        widths = self.config.intermediate_size, self.config.hidden_size
-        return full_wave_sizes(widths, processors, most)
+        return full_wave_sizes(gemm_widths(self.config), processors, most)
 
     def begin_loading(self, free: int, processes: int = 1) -> ModelLoader:
         """A loader that has allocated the weights.  Raises ConfigError if `free` is too little.

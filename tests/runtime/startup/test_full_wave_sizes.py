@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import hypothesis.strategies as st
 from hypothesis import given
 from msgspec import structs
 
 from benchmarks.schedule.host_step import fake_config
+from benchmarks.shapes import FAMILIES
+from model_zoo.config import read_config
 from runtime.scheduler.chunked_prefill import (
     ChunkBudget,
     PrefillLoad,
     RequestMix,
 )
 from runtime.scheduler.step_time import StepLoad, StepTimes
-from runtime.startup.engine_spec import FULL, TILE, full_wave_sizes
+from runtime.startup.engine_spec import FULL, TILE, full_wave_sizes, gemm_widths
 
 
 @given(
@@ -31,6 +36,16 @@ def test_no_size_leaves_more_processors_idle_than_is_said(
         places = [-(-count // processors) * processors for count in tiles]
         filled = [count >= FULL * most for count, most in zip(tiles, places, strict=True)]
         assert (size in sizes) == all(filled)
+
+
+def test_the_inner_size_of_dense_layers_does_not_count_where_there_are_none(
+    tmp_path: Path,
+) -> None:
+    """Of Qwen3-30B-A3B, whose config.json has one."""
+    fields = FAMILIES["Qwen3-30B-A3B"]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert fields["intermediate_size"] == 6144
+    assert gemm_widths(read_config(tmp_path)) == ((32 + 2 * 4) * 128, 2048)
 
 
 def learned(seconds_a_token: float) -> StepTimes:
