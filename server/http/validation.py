@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Discriminator, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails, PydanticKnownError
 
 from server.errors import (
@@ -51,6 +58,9 @@ def few_entries(limit: int) -> Callable[[object], object]:
 
 
 B = TypeVar("B", bound=Body)
+
+# What clients add to an answer and send back with it: no part of the conversation, kept nowhere.
+Note = Annotated[Any, Field(exclude=True)]
 
 
 def tagged_union(tag: Callable[[object], str | None], message: str) -> Discriminator:

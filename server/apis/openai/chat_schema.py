@@ -28,6 +28,7 @@ from server.http.validation import (
     MAX_MESSAGES,
     WRONG_KIND,
     Body,
+    Note,
     Unsupported,
     by_kind,
     few_entries,
@@ -119,12 +120,14 @@ TextContent = Annotated[
 class FunctionCall(Body):
     name: str = Field(min_length=1, max_length=256)
     arguments: str
+    parsed_arguments: Note = None
 
 
 class FunctionToolCall(Body):
     id: str
     type: FunctionWord = "function"
     function: FunctionCall
+    index: Note = None  # of a call that was put together from a stream
 
 
 class CustomCall(Body):
@@ -136,6 +139,7 @@ class CustomToolCall(Body):
     id: str
     type: Literal["custom"]
     custom: CustomCall
+    index: Note = None
 
     @cached_property
     def function(self) -> FunctionCall:
@@ -161,13 +165,11 @@ class Message(Body):
     refusal: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
-    # LiteLLM's notes about an answer; no part of the conversation.
-    provider_specific_fields: (
-        Annotated[dict[str, Any], BeforeValidator(few_entries(128))] | None
-    ) = None
+    annotations: Note = None  # where another server's answer cites pages
+    parsed: Note = None  # of client.chat.completions.parse() and .stream()
+    provider_specific_fields: Note = None  # LiteLLM's
 
     def reasoning_text(self) -> str:
         return self.reasoning_content or self.reasoning or ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import uuid
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from server.apis.media import Readable
 from server.apis.openai.chat_schema import ImageDetail, RefusalPart
 from server.apis.openai.tools_schema import FunctionName
 from server.errors import FieldPath, RequestError, UnsupportedParameter
-from server.http.validation import Body, by_kind, fields_of, items_of, tagged_union
+from server.http.validation import Body, Note, by_kind, fields_of, items_of, tagged_union
 
 JsonItem = dict[str, Any]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -52,8 +52,9 @@ class OutputText(Body):
 
     type: Literal["output_text"]
     text: str
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None  # ours have none
     logprobs: list[Any] | None = None
+    annotations: Note = None  # ours have none
+    parsed: Note = None  # of client.responses.parse() and .stream()
 
 
 def _part_kind(value: object) -> str | None:
@@ -100,7 +101,8 @@ class MessageItem(Body):
     content: MessageContent
     id: ItemId | None = None
     status: Status | None = None
-    phase: None = None  # clients that send our answers back as they are send it as null
+    # Of an answer by OpenAI's models; ours make no difference between the two.
+    phase: Annotated[Literal["commentary", "final_answer"] | None, Field(exclude=True)] = None
 
 
 class CallItem(Body):
@@ -111,13 +113,21 @@ class CallItem(Body):
     status: Status | None = None
     namespace: None = None
     caller: None = None
+    created_by: Note = None
 
 
-class FunctionCallItem(CallItem):
-    type: Literal["function_call"]
+class MadeCallItem(CallItem):
+    """A call; OpenAI's client calls its field `async` async_ when it dumps one."""
+
+    model_config = ConfigDict(populate_by_name=True)
     name: FunctionName
-    arguments: str
     async_: None = Field(None, alias="async")
+
+
+class FunctionCallItem(MadeCallItem):
+    type: Literal["function_call"]
+    arguments: str
+    parsed_arguments: Note = None
 
 
 class FunctionOutputItem(CallItem):
@@ -126,11 +136,9 @@ class FunctionOutputItem(CallItem):
     name: FunctionName | None = None
 
 
-class CustomCallItem(CallItem):
+class CustomCallItem(MadeCallItem):
     type: Literal["custom_tool_call"]
-    name: FunctionName
     input: str
-    async_: None = Field(None, alias="async")
 
 
 class CustomOutputItem(CallItem):
