@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from pydantic_core import from_json
 
@@ -172,15 +173,38 @@ def unseen_chars(messages: Sequence[Message]) -> int:
 
 def _tool_call(call: ToolCall, path: FieldPath) -> dict[str, Any]:
     # Templates print the arguments as JSON themselves, so they get them parsed.
-    try:
-        # Unlike orjson it keeps integers that 64 bits do not hold.
-        arguments = from_json(call.function.arguments or "{}", allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(
-            "{} is not valid JSON: {}", (path / "function" / "arguments", error)
-        ) from None
+    arguments = _arguments(call.function.arguments or "{}", path / "function" / "arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _arguments(text: str, path: FieldPath) -> object:
+    """Those of a call; as far as they go, where max_tokens cut them short."""
+    try:
+        # Unlike orjson it keeps integers that 64 bits do not hold.
+        return from_json(text, allow_inf_nan=False)
+    except ValueError as error:
+        cut = _cut_object(text)
+        if cut is None:
+            raise RequestError(
+                "{} is not valid JSON: {}; send a JSON object, or as much of one as the model "
+                "wrote",
+                (path, error),
+            ) from None
+        return cut
+
+
+def _cut_object(text: str) -> dict[str, Any] | None:
+    """An object of JSON whose end is missing; None for any other text."""
+    try:
+        json.JSONDecoder().raw_decode(text.lstrip())
+    except ValueError:  # nothing ends in it, so that the parser below passes over no text
+        try:
+            found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+        except ValueError:
+            return None
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+    return None
 
 
 def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, Any]:

@@ -232,6 +232,26 @@ def test_a_number_of_more_than_64_bits_comes_back_to_the_model_with_all_its_digi
     assert f'"arguments": {{"city": {HUGE}}}' in prompt_of(fake)
 
 
+@pytest.mark.parametrize("size", range(1, 16))
+def test_a_call_that_was_cut_short_may_be_sent_back(fake: FakeServer, size: int):
+    text = '{"city": "Rome"}'[:size]
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": text}}
+    said: list[Any] = [{"role": "assistant", "tool_calls": [call]}]
+    said.append({"role": "tool", "tool_call_id": "a", "content": "not run"})
+    fake.client().chat.completions.create(**{**ASK, "messages": [*ASK["messages"], *said]})
+    shown = f'{{"city": "{text[10:].removesuffix(chr(34))}"}}' if size > 9 else "{}"
+    assert f'"arguments": {shown}}}</tool_call>' in prompt_of(fake)
+
+
+@pytest.mark.parametrize("text", ["{} {", "{'city': 1", '{"city": 1,}', "Rome", '"Rome', "}"])
+def test_arguments_that_are_no_json_are_refused(fake: FakeServer, text: str):
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": text}}
+    again = [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}]
+    with pytest.raises(BadRequestError, match="not valid JSON") as refused:
+        fake.client().chat.completions.create(**{**ASK, "messages": again})
+    assert refused.value.param == f"messages[{len(again) - 1}].tool_calls[0].function.arguments"
+
+
 def test_an_answer_may_be_sent_back_as_clients_write_it(fake: FakeServer):
     fake.say(CALL)
     client = fake.client()
