@@ -147,7 +147,29 @@ class UnsupportedParameter(RequestError):
 
 
 class ContextTooLong(RequestError):
+    """A prompt, or a prompt and its answer, that the context does not hold.
+
+    The message begins with OpenAI's words: clients that shorten a conversation look for them.
+    """
+
     code = "context_length_exceeded"
+
+    def __init__(
+        self,
+        prompt_len: int,
+        limit: int,
+        template: LiteralString,
+        values: tuple[object, ...],
+        *,
+        param: FieldPath,
+    ) -> None:
+        super().__init__(
+            "This model's maximum context length is {} tokens. However, " + template,
+            (limit, *values),
+            param=param,
+        )
+        self.prompt_len = prompt_len
+        self.limit = limit
 
 
 class NotFound(RequestError):

@@ -80,7 +80,6 @@ async def prepare_chat(
                 len(prompt),
                 wanted,
                 limit,
-                body.model,
                 MESSAGES,
                 image_tokens=0 if images is None else images.num_tokens,
             ),

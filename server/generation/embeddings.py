@@ -89,9 +89,11 @@ def _check_length(length: int, limit: int, path: FieldPath) -> None:
         raise RequestError("{} has no tokens: send some text", path)
     if length > limit:
         raise ContextTooLong(
-            "{} has {} tokens, over the maximum context length {}: shorten it, or set "
-            "{truncate_prompt_tokens}",
-            (path, length, limit),
+            length,
+            limit,
+            "{} has {} tokens: shorten it, or set {truncate_prompt_tokens}",
+            (path, length),
+            param=path,
         )
 
 

@@ -139,9 +139,10 @@ def check_chars(num_chars: int, tokenizer: ChatTokenizer, ready: Ready, param: F
     if least > limit:
         prompt, where = _prompt(param)
         raise ContextTooLong(
-            prompt + " has {} characters, at least {} tokens, over the maximum context length {}: "
-            "shorten the prompt",
-            (*where, num_chars, least, limit),
+            least,
+            limit,
+            prompt + " has {} characters, at least {} tokens: shorten the prompt",
+            (*where, num_chars, least),
             param=param,
         )
 
@@ -150,7 +151,6 @@ def fit_to_context(
     prompt_len: int,
     wanted: int | None,
     limit: int,
-    model: str,
     param: FieldPath,
     *,
     image_tokens: int = 0,
@@ -173,9 +173,10 @@ def fit_to_context(
     shorten = "send fewer or smaller images, shorten" if image_tokens else "shorten"
     sizes = [prompt_len, *[image_tokens] * bool(image_tokens), *[wanted] * (wanted is not None)]
     raise ContextTooLong(
-        f"{prompt} has {{}} tokens{of_images}{asked}, over the maximum context length {{}} of "
-        f"{{}}: {shorten} the prompt{remedy}",
-        (*where, *sizes, limit, model),
+        prompt_len,
+        limit,
+        f"{prompt} has {{}} tokens{of_images}{asked}: {shorten} the prompt{remedy}",
+        (*where, *sizes),
         param=param,
     )
 

@@ -55,7 +55,7 @@ async def submit_texts(
         prompts = await _prompts(state, ready, body, inputs)
         tokens = [prompt.tokens for prompt in prompts]
         for path, prompt in zip(inputs, tokens, strict=True):
-            fit_to_context(len(prompt), body.limit(), ready.max_model_len, body.model, path)
+            fit_to_context(len(prompt), body.limit(), ready.max_model_len, path)
         grammar = await answer_grammar(state, body, ready)
         params = _params(state, ready, body, grammar)
         names = ("logprobs", "best_of" if body.best_of else "n")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from server.apis.anthropic.schema import MessageParam, ToolResultBlock, ToolUseBlock
 from server.apis.media import Readable
 from server.apis.openai.sampling_schema import LATER
 from server.apis.openai.tools_schema import MAX_TOOLS
-from server.errors import FieldPath, RequestError, UnsupportedParameter
+from server.errors import ContextTooLong, FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import MAX_MESSAGES, Unsupported, fields_of, items_of
 
 OWNERS = {
@@ -20,6 +21,21 @@ OWNERS = {
 }
 MAX_BLOCKS = 16384  # each costs time to check, whatever it holds
 MEDIA = ("image", "document", "search_result", "container_upload")
+
+
+@contextmanager
+def prompt_too_long() -> Generator[None]:
+    """Refuses a prompt that is too long in Anthropic's words, by which its clients know that they
+    have to shorten the conversation."""
+    try:
+        yield
+    except ContextTooLong as error:
+        raise RequestError(
+            "prompt is too long: {} tokens > {} maximum, as the answer needs one of the {}: "
+            "shorten the conversation",
+            (error.prompt_len, error.limit - 1, error.limit),
+            code=error.code,
+        ) from None
 
 
 def check_turns(messages: Sequence[MessageParam]) -> None:

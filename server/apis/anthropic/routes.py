@@ -8,7 +8,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.apis.anthropic.checks import UNSUPPORTED, check_turns, refuse_known
+from server.apis.anthropic.checks import UNSUPPORTED, check_turns, prompt_too_long, refuse_known
 from server.apis.anthropic.events import STREAM, MessageAnswer
 from server.apis.anthropic.request import FIELDS, to_chat_request
 from server.apis.anthropic.schema import CountRequest, MessagesRequest
@@ -80,7 +80,7 @@ B = TypeVar("B", bound=CountRequest)
 async def messages(request: Request) -> Response:
     state = state_of(request)
     body, chat, sources, parts = await _read(request, MessagesRequest)
-    with map_error_fields(FIELDS, sources, parts):
+    with prompt_too_long(), map_error_fields(FIELDS, sources, parts):
         salt = prefix_salt(request, None)
         generation = await prepare_chat(state, chat, salt, ROUTE, may_end_early=True)
     show = body.thinking is None or body.thinking.display != "omitted"
@@ -104,7 +104,7 @@ async def messages(request: Request) -> Response:
 )
 async def count_tokens(request: Request) -> Response:
     _, chat, sources, parts = await _read(request, CountRequest)
-    with map_error_fields(FIELDS, sources, parts):
+    with prompt_too_long(), map_error_fields(FIELDS, sources, parts):
         _, prompt = await chat_prompt(state_of(request), chat)
     return JsonBody(orjson.dumps({"input_tokens": len(prompt)}))
 

@@ -171,7 +171,7 @@ async def to_completion_request(state: ServerState, body: OllamaGenerateBody) ->
     tokens = await off_loop(len(text), lambda: tokenizer.encode(text))
     fields = body.sampling()
     # Unlike OpenAI's completions, an answer may fill the context, and ends where that does.
-    room = fit_to_context(len(tokens), None, ready.max_model_len, body.model, PROMPT)
+    room = fit_to_context(len(tokens), None, ready.max_model_len, PROMPT)
     fields["max_tokens"] = min(fields.get("max_tokens") or room, room)
     return parse(CompletionRequest, fields | {"logprobs": body.num_logprobs, "prompt": tokens})
 

@@ -177,7 +177,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers_before_decoding(
     assert error["code"] == "context_length_exceeded"
     count = http.post("/tokenize", json=body).json()["count"]
     assert f"the prompt has {count} tokens (256 of them of images)" in error["message"]
-    assert "maximum context length 256" in error["message"]
+    assert "This model's maximum context length is 256 tokens. However, the" in error["message"]
     assert "send fewer or smaller images" in error["message"]
     assert decoded == [] and fake.engine.requests == []
 

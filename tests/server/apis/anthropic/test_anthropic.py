@@ -196,7 +196,8 @@ def test_a_closed_stream_ends_the_request(fake: FakeServer):
 
 
 def test_a_prompt_that_is_too_long_is_refused_with_both_numbers(fake: FakeServer):
-    with pytest.raises(anthropic.BadRequestError, match="maximum context length 256") as refused:
+    words = r"'prompt is too long: \d+ tokens > 255 maximum"
+    with pytest.raises(anthropic.BadRequestError, match=words) as refused:
         client_of(fake).messages.create(**HELLO, system="x" * 400)
     assert refused.value.type == "invalid_request_error"
     assert refused.value.request_id

@@ -104,7 +104,7 @@ ROWS: list[tuple[dict[str, Any], tuple[str, ...]]] = [
     ({"max_tokens": 0}, ("`max_tokens` is 0", "at least 1")),
     ({"max_tokens": "5"}, ("`max_tokens`", "an integer")),
     ({"max_tokens": 1.5}, ("`max_tokens`", "an integer")),
-    (user("word " * 400), (f"maximum context length {CONTEXT}",)),
+    (user("word " * 400), ("prompt is too long: 804", f" tokens > {CONTEXT - 1} maximum")),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 1024}] * 17},
      ("`messages`", "more than 16384")),
     ({"temperature": 1.1}, ("`temperature` is 1.1", "at most 1")),

@@ -131,7 +131,7 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (TEXT, {"tools": [TOOL]}, ("`tools`", "not a parameter")),
     # length
     (TEXT, {"prompt": "word " * 400}, ("maximum context length",)),
-    (TEXT, {"prompt": "word " * 400, "raw": True}, (f"maximum context length {CONTEXT}",)),
+    (TEXT, {"prompt": "word " * 400, "raw": True}, (f"context length is {CONTEXT} tokens",)),
     (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
         {"function": {"name": "f", "arguments": {}}}] * 128}] * 129}, ("more than 16384",)),
     (TEXT, {"prompt": "w" * 100_000, "raw": True}, ("100000 characters",)),
@@ -144,9 +144,9 @@ ROWS: list[tuple[str, dict[str, Any], tuple[str, ...]]] = [
     (EMBED, {"input": ["a"] * 2049}, ("`input` has 2049", "at most 2048")),
     (EMBED, {"truncate": "yes"}, ("`truncate`", "true or false")),
     (EMBED, {"input": ["a", "word " * 400], "truncate": False},
-     ("`input[1]` has", f"maximum context length {CONTEXT}", "set `truncate`")),
+     ("`input[1]` has", f"maximum context length is {CONTEXT} tokens", "set `truncate`")),
     (EMBED, {"input": "fox dog", "truncate": False} | options(num_ctx=1),
-     ("`input` has", "context length 1:")),
+     ("`input` has", "context length is 1 tokens")),
     (EMBED, {"dimensions": HIDDEN + 1}, (f"`dimensions` is {HIDDEN + 1}", f"have {HIDDEN}")),
     (EMBED, {"dimensions": -1}, ("`dimensions`", "at least 0")),
     (EMBED, {"dimensions": "8"}, ("`dimensions`", "an integer")),

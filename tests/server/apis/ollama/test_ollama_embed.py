@@ -57,7 +57,7 @@ def test_a_text_that_is_too_long_keeps_its_beginning(
     answer = client.embed("fake", [text, TEXT[:3]], options=options)
     assert fake.engine.requests[0].tokens == fake.tokenizer.encode(text)[:kept]
     assert answer.prompt_eval_count == sum(lengths(fake))
-    with pytest.raises(ollama.ResponseError, match=f"maximum context length {kept}"):
+    with pytest.raises(ollama.ResponseError, match=f"maximum context length is {kept} tokens"):
         client.embed("fake", text, truncate=False, options=options)
 
 

@@ -214,7 +214,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str | None, str]] = [
     (TEXT, {"prompt": ["a", "w" * 100_000]}, TOO_LONG, "prompt[1]", "100000 characters"),
     (TEXT, {"prompt": ["a"] * 1025}, VALUE, "prompt", "at most 1024"),
     # length
-    (TEXT, {"prompt": [1] * CONTEXT}, TOO_LONG, "prompt", f"maximum context length {CONTEXT}"),
+    (TEXT, {"prompt": [1] * CONTEXT}, TOO_LONG, "prompt", f"maximum context length is {CONTEXT}"),
     (TEXT, {"prompt": [1] * 250, "max_tokens": 7}, TOO_LONG, "prompt", "250 tokens"),
     (TEXT, {"max_tokens": CONTEXT}, TOO_LONG, "prompt", "lower `max_tokens`"),
     (TEXT, {"max_tokens": 10**12}, TOO_LONG, "prompt", "maximum context length"),

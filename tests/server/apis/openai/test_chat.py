@@ -259,6 +259,8 @@ def test_the_client_raises_the_right_errors(fake: FakeServer):
     with pytest.raises(openai.BadRequestError) as wrong:
         client.chat.completions.create(**HELLO, max_tokens=100_000)
     assert wrong.value.code == "context_length_exceeded"
+    # The words by which LangChain, LiteLLM and others recognize it.
+    assert "This model's maximum context length is 256 tokens. However, " in str(wrong.value)
     fake.engine.fail_after = 1
     with pytest.raises(openai.APIError, match="a seeded fault"):
         list(client.chat.completions.create(**HELLO, stream=True))

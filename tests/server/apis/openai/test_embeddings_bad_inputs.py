@@ -76,7 +76,7 @@ FIELDS: list[tuple[str, dict[str, Any], str, str, str]] = [
     (EMBED, {"input": [-1]}, VALUE, "input", "-1"),
     (EMBED, {"input": [[1], [2, VOCAB]]}, VALUE, "input[1]", str(VOCAB)),
     (EMBED, {"input": [10**30]}, TYPE, "input[0]", "an integer"),
-    (EMBED, {"input": LONG}, TOO_LONG, "input", str(CONTEXT)),
+    (EMBED, {"input": LONG}, TOO_LONG, "input", f"length is {CONTEXT} tokens. However, "),
     (EMBED, {"input": ["a", LONG]}, TOO_LONG, "input[1]", "shorten"),
     (EMBED, {"input": [[1], [1] * 999]}, TOO_LONG, "input[1]", "truncate_prompt_tokens"),
     (EMBED, {"input": [1] * (CONTEXT + 1)}, TOO_LONG, "input", f"{CONTEXT + 1} tokens"),

@@ -50,7 +50,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"input": 5}, TYPE, "input", "a string or an array of items"),
     ({"input": {}}, TYPE, "input", "a string or an array of items"),
     ({"input": []}, VALUE, "input", "at least 1"),
-    ({"input": "x" * 20000}, TOO_LONG, "input", f"context length {CONTEXT}"),
+    ({"input": "x" * 20000}, TOO_LONG, "input", f"context length is {CONTEXT} tokens"),
     ({"input": "one two three " * 40}, TOO_LONG, "input", "tokens"),
     ({"max_output_tokens": 255}, TOO_LONG, "input", "`max_output_tokens` is 255"),
     # items
