@@ -30,6 +30,11 @@ from server.pages import routes as pages
 from server.state import ServerState, state_of
 from server.telemetry.requests import CLIENT_CLOSED_REQUEST
 
+# Routes of OpenAI's that there are not here, and what does their work.
+LACKING = {
+    "/v1/responses/compact": "shorten `input`, or send it with `truncation` auto to /v1/responses",
+    "/v1/conversations": "use `previous_response_id` of /v1/responses",
+}
 HTTP_ERRORS = {404: "not_found", 405: "method_not_allowed"}
 ROUTES = (
     chat,
@@ -92,19 +97,23 @@ async def _request_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method, message = request.url.path, request.method, str(error.detail)
-    headers = dict(error.headers or {})
-    if error.status_code == 404:
+    status, headers = error.status_code, dict(error.headers or {})
+    if path in LACKING:  # also where it looks like the id of a response
+        status, headers = 404, {}
+    if status == 404:
         message = f"there is no route {method} {path[:100]}: {_remedy(path)}"
-    if error.status_code == 405:
+    if status == 405:
         allowed = headers["Allow"] = ", ".join(_methods(path))
         message = f"{path[:100]} does not answer to {method}, but to {allowed}: see /docs"
-    code = HTTP_ERRORS.get(error.status_code, "http_error")
+    code = HTTP_ERRORS.get(status, "http_error")
     note_error(code)
-    return JsonBody(error_body(message, INVALID_REQUEST, None, code), error.status_code, headers)
+    return JsonBody(error_body(message, INVALID_REQUEST, None, code), status, headers)
 
 
 def _remedy(path: str) -> str:
     """For a path without a route: base URLs often lack the /v1, or have it twice."""
+    if path in LACKING:
+        return LACKING[path]
     for near in (f"/v1{path}", path.removeprefix("/v1"), path.rstrip("/")):
         if near not in (path, "/") and _methods(near):
             return f"do you mean {near[:100]}?"

@@ -75,6 +75,8 @@ def install(app: FastAPI, state: ServerState) -> None:
             allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
+            # Browsers ask it of a page on the internet before a server at home or on a LAN.
+            allow_private_network=True,
             expose_headers=EXPOSED,
         )
     app.add_middleware(RequestMiddleware, state=state, gate=gate)

@@ -23,6 +23,21 @@ def test_cors_headers_are_sent_to_allowed_origins_only(tmp_path: Path):
             assert ("access-control-allow-origin" in answer.headers) == allowed
 
 
+def test_pages_of_allowed_origins_may_call_from_outside_a_private_network(tmp_path: Path):
+    asks = {
+        "access-control-request-method": "POST",
+        "access-control-request-private-network": "true",
+    }
+    with fake_server(tmp_path, allowed_origins=(APP,)) as fake:
+        for origin, status in ((APP, 200), (EVIL, 400)):
+            headers = asks | {"origin": origin}
+            answer = httpx.options(f"{fake.url}/v1/chat/completions", headers=headers)
+            assert answer.status_code == status
+            assert ("access-control-allow-origin" in answer.headers) == (status == 200)
+            if status == 200:
+                assert answer.headers["access-control-allow-private-network"] == "true"
+
+
 def test_without_allowed_origins_no_cors_headers_are_sent(http: httpx.Client):
     answer = http.get("/v1/models", headers={"origin": APP})
     assert "access-control-allow-origin" not in answer.headers

@@ -310,6 +310,8 @@ OUTSIDE: list[tuple[str, str, dict[str, str], int, str, str]] = [
     ("PATCH", CHAT, {}, 405, "method_not_allowed", "PATCH"),
     ("POST", "/v1/completions/", {}, 404, "not_found", "do you mean /v1/completions?"),
     ("POST", "/completions", {}, 404, "not_found", "do you mean /v1/completions?"),
+    ("POST", "/v1/responses/compact", {}, 404, "not_found", "`truncation` auto"),
+    ("POST", "/v1/conversations", {}, 404, "not_found", "`previous_response_id`"),
     ("POST", "/v1/v1/completions", {}, 404, "not_found", "do you mean /v1/completions?"),
     ("GET", "/v1/", {}, 404, "not_found", "no route GET /v1/: see /docs"),
     ("POST", "/v1/engines/x/completions", {}, 404, "not_found", "no route"),
