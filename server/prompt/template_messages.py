@@ -213,6 +213,7 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
     template = tokenizer.template
     if template is None:
         return options
+    _check_switch(body.reasoning_effort, options)
     for name in HARMLESS:
         level: str | None = getattr(body, name)
         if level is None:
@@ -247,6 +248,16 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
             (path, effort, ", ".join(levels)),
         )
     return options
+
+
+def _check_switch(effort: str | None, options: Mapping[str, Any]) -> None:
+    """Raises RequestError for an effort that the switch of the template contradicts."""
+    switch = options.get(SWITCH)
+    if effort is not None and switch is not None and (effort == "none") == bool(switch):
+        raise RequestError(
+            "{reasoning_effort} is {} and {} is {}, which is the opposite: leave one of them out",
+            (effort, FieldPath("chat_template_kwargs", SWITCH), str(switch).lower()),
+        )
 
 
 def effort_levels(template: ChatTemplate) -> tuple[str, ...]:

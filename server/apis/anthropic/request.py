@@ -89,10 +89,12 @@ def to_chat_request(
     if body.tools:
         chat["tools"] = [_tool(tool) for tool in body.tools]
         chat |= _choice(body.tool_choice)
-    if body.thinking is not None:
-        chat |= _thinking(body.thinking, tokenizer)
     if body.output_config is not None:
         chat |= _output(body.output_config, tokenizer)
+    if body.thinking is not None:
+        if body.thinking.type == "disabled":
+            chat.pop(LEVEL, None)  # there is nothing to make an effort in
+        chat |= _thinking(body.thinking, tokenizer)
     if isinstance(body, MessagesRequest):
         chat |= {
             "max_tokens": body.max_tokens,

@@ -75,6 +75,7 @@ class TextConfig(Body):
 
 class Reasoning(Body):
     effort: Effort | None = None
+    # Reasoning is returned whole, which no summary says more than.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
@@ -144,7 +145,9 @@ class ResponsesRequest(Body):
                 "{stream_options} out"
             )
         if self.stream_options is not None and self.stream_options.include_obfuscation:
-            _refuse(FieldPath("stream_options", "include_obfuscation"), "use false")
+            raise UnsupportedParameter(
+                "{stream_options.include_obfuscation} is not supported by this server: use false"
+            )
         if self.background and not self.stored:
             raise RequestError(
                 "{background} needs {store} to be true, as there is no other way to fetch the "
@@ -157,16 +160,6 @@ class ResponsesRequest(Body):
                 LOGPROBS,
             )
         check_tools(self.tools, self.tool_choice)
-        for name in ("summary", "generate_summary"):
-            if getattr(self.reasoning, name, None) not in (None, "auto"):
-                remedy = "reasoning is returned whole, without a summary; use auto"
-                _refuse(FieldPath("reasoning", name), remedy)
-
-
-def _refuse(path: FieldPath, remedy: str) -> None:
-    raise UnsupportedParameter(
-        "{} of this value is not supported by this server: {}", (path, remedy)
-    )
 
 
 RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {

@@ -14,10 +14,11 @@ from tests.support.server.fake_engine import CONTEXT, GREETING, TEMPLATE, FakeSe
 
 EFFORT = "{% if reasoning_effort %}[effort {{ reasoning_effort }}]{% endif %}" + TEMPLATE
 SWITCH = "{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}" + TEMPLATE
+BOTH = SWITCH.removesuffix(TEMPLATE) + EFFORT
 WORDY = "{{ '[' ~ verbosity ~ ']' if verbosity else '' }}" + TEMPLATE
 
 
-TEMPLATES = {"plain": TEMPLATE, "effort": EFFORT, "switch": SWITCH, "wordy": WORDY}
+TEMPLATES = {"plain": TEMPLATE, "effort": EFFORT, "switch": SWITCH, "wordy": WORDY, "both": BOTH}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +87,42 @@ def test_what_is_said_twice_is_refused(
     answer = post(servers[kind], reasoning_effort="none", chat_template_kwargs=said)
     assert answer.status_code == 400
     assert "leave one of them out" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("level", "thinks", "rendered"),
+    [
+        ("none", False, "[False][effort none]"),
+        ("high", True, "[True][effort high]"),
+        ("none", True, None),
+        ("high", False, None),
+        ("medium", False, None),
+    ],
+)
+def test_an_effort_that_the_switch_contradicts_is_refused(
+    servers: dict[str, FakeServer], level: str, thinks: bool, rendered: str | None
+):
+    switch = {"enable_thinking": thinks}
+    answer = post(servers["both"], reasoning_effort=level, chat_template_kwargs=switch)
+    if rendered is None:
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["param"] == "reasoning_effort"
+        assert "`chat_template_kwargs.enable_thinking`" in error["message"]
+    else:
+        assert answer.status_code == 200, answer.text
+        assert begins(servers["both"]) == rendered
+
+
+@pytest.mark.parametrize(("kind", "rendered"), [("both", "[False]"), ("effort", "[effort none]")])
+def test_anthropics_effort_is_nothing_where_thinking_is_disabled(
+    servers: dict[str, FakeServer], kind: str, rendered: str
+):
+    messages = [{"role": "user", "content": "Hi"}]
+    off = {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}
+    body = {"model": "fake", "messages": messages, "max_tokens": 2, **off}
+    answer = httpx.post(f"{servers[kind].url}/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    assert begins(servers[kind]) == rendered
 
 
 def test_a_prediction_changes_nothing(fake: FakeServer):

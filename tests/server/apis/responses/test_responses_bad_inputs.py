@@ -135,7 +135,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     # reasoning, storing, streaming
     ({"reasoning": {"effort": "huge"}}, VALUE, "reasoning.effort", "'medium'"),
     ({"reasoning": {"effort": "high"}}, UNSUPPORTED, "reasoning.effort", "chat template"),
-    ({"reasoning": {"summary": "detailed"}}, UNSUPPORTED, "reasoning.summary", "use auto"),
+    ({"reasoning": {"summary": "none"}}, VALUE, "reasoning.summary", "'detailed'"),
     ({"include": ["everything"]}, VALUE, "include[0]", "'message.output_text.logprobs'"),
     ({"previous_response_id": "resp_x"}, "previous_response_not_found", "previous_response_id",
      "'resp_x' not found"),
@@ -246,7 +246,7 @@ def test_values_that_mean_what_is_done_anyway_are_taken(http: httpx.Client):
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "max_tool_calls": 4,
         "parallel_tool_calls": True,
-        "reasoning": {"effort": "none", "summary": "auto"},
+        "reasoning": {"effort": "none", "summary": "detailed"},
         "service_tier": "auto",
         "stream_options": None,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
