@@ -52,7 +52,18 @@ TemplateOptions = Annotated[
 ]
 
 
-class TextPart(Body):
+class CacheBreakpoint(Body):
+    """The end of a prefix to cache; it changes nothing, because every prefix is cached."""
+
+    mode: Literal["explicit"]
+    ttl: Literal["30m", "12h"] | None = None
+
+
+class CachedPart(Body):
+    prompt_cache_breakpoint: Annotated[CacheBreakpoint | None, Field(exclude=True)] = None
+
+
+class TextPart(CachedPart):
     type: Literal["text"]
     text: str
 
@@ -79,7 +90,7 @@ class ImageUrl(Body):
     detail: ImageDetail | None = None
 
 
-class ImagePart(Body):
+class ImagePart(CachedPart):
     """The one form of an image in a conversation, whatever API it comes from."""
 
     type: Literal["image_url"]
@@ -204,6 +215,11 @@ Metadata = Annotated[
 ]
 
 
+class CacheOptions(Body):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Literal["30m"] | None = None
+
+
 class ChatRequest(SamplingBody):
     messages: Messages
     max_tokens: int | None = Field(None, ge=1)
@@ -228,6 +244,7 @@ class ChatRequest(SamplingBody):
     metadata: Metadata | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
 
     def limit(self) -> int | None:
         """The requested number of tokens, under either of its names."""
@@ -335,7 +352,6 @@ CHAT_UNSUPPORTED: dict[str, Unsupported] = UNSUPPORTED | {
     "prompt_cache_retention": Unsupported(
         "prefixes are kept in memory; use in_memory", "in_memory"
     ),
-    "prompt_cache_options": Unsupported(LATER),
     "echo": Unsupported("use /v1/completions", False),
     "chat_template": Unsupported("the model's own template is used"),
     "documents": Unsupported("put the documents into a message"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from server.apis.media import Readable
-from server.apis.openai.chat_schema import ImageDetail, RefusalPart
+from server.apis.openai.chat_schema import CachedPart, ImageDetail, RefusalPart
 from server.apis.openai.tools_schema import FunctionName
 from server.errors import FieldPath, RequestError, UnsupportedParameter
 from server.http.validation import Body, Note, by_kind, fields_of, items_of, tagged_union
@@ -35,12 +35,12 @@ PREFIXES = {  # of ids
 }
 
 
-class InputText(Body):
+class InputText(CachedPart):
     type: Literal["input_text"]
     text: str
 
 
-class InputImage(Body):
+class InputImage(CachedPart):
     type: Literal["input_image"]
     image_url: str | None = None
     file_id: Annotated[str, Field(min_length=1, max_length=64)] | None = None

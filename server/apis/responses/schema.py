@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag
 
-from server.apis.openai.chat_schema import Effort, Metadata, TemplateOptions
+from server.apis.openai.chat_schema import CacheOptions, Effort, Metadata, TemplateOptions
 from server.apis.openai.sampling_schema import INT64, LATER, Stop
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName
 from server.apis.responses.items import MAX_ITEMS, Item, ItemId, check_roles
@@ -113,6 +113,7 @@ class ResponsesRequest(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
     # Sampling beyond OpenAI's, as in chat completions, which check them further.
     top_k: int | None = Field(None, ge=-1, lt=2**31)
     min_p: float | None = Field(None, ge=0, le=1)
@@ -176,7 +177,6 @@ RESPONSES_UNSUPPORTED: dict[str, Unsupported] = {
     "prompt_cache_retention": Unsupported(
         "prefixes are kept in memory; use in_memory", "in_memory"
     ),
-    "prompt_cache_options": Unsupported(LATER),
     "moderation": Unsupported(LATER),
     "access_programs": Unsupported(LATER),
     "image": Unsupported(LATER),

@@ -109,6 +109,17 @@ def test_what_clients_note_on_an_item_is_not_kept(fake: FakeServer):
     assert "phase" not in dump
 
 
+def test_a_breakpoint_of_the_cache_is_no_part_of_an_item(fake: FakeServer):
+    text = {"type": "input_text", "text": "Weather?"}
+    marked: Any = text | {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    client = fake.client()
+    made = client.responses.create(model="fake", input=[{"role": "user", "content": [marked]}])
+    [kept] = client.responses.input_items.list(made.id)
+    assert kept.model_dump(exclude_unset=True)["content"] == [text]
+    again: Any = [kept.model_dump()]  # with prompt_cache_breakpoint null
+    assert client.responses.create(model="fake", input=again).status == "completed"
+
+
 def test_a_phase_that_openai_does_not_know_is_refused(fake: FakeServer):
     wrong: Any = [{"role": "assistant", "phase": "draft", "content": "Sunny."}, *QUESTION]
     with pytest.raises(openai.BadRequestError, match=r"`input\[0\].phase` is \"draft\""):

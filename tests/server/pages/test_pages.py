@@ -45,6 +45,7 @@ NOT_OFFERED = {
     "max_completion_tokens", "logprob_token_ids", "prompt_logprobs", "return_token_ids",
     "return_tokens_as_token_ids", "add_generation_prompt", "continue_final_message", "prediction",
     "user", "service_tier", "store", "metadata", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_options",
 }  # fmt: skip
 
 

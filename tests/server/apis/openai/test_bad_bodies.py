@@ -118,6 +118,7 @@ def test_a_wrong_method_gets_the_allowed_ones(http: httpx.Client, path: str, met
     assert methods in answer.json()["error"]["message"]
 
 
+MARK = {"mode": "explicit", "ttl": "12h"}
 ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {key: None for key in ("temperature", "top_p", "n", "stop", "seed", "logit_bias")}),
     (CHAT, {"temperature": 0, "n": 3}),
@@ -134,6 +135,8 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (CHAT, {"user": "u", "metadata": {"a": "b"}, "safety_identifier": "s"}),
     (CHAT, {"chat_template_kwargs": {"enable_thinking": False}}),
     (CHAT, messages([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])),
+    (CHAT, messages([{"type": "text", "text": "a", "prompt_cache_breakpoint": MARK}])),
+    (CHAT, {"prompt_cache_options": {"mode": "explicit", "ttl": "30m"}}),
     (CHAT, messages("x", role="developer")),
     (CHAT, messages("\N{PILE OF POO}\u200d\u0000\u202e")),
     (CHAT, {"messages": [{"role": "user", "content": "x", "name": "Ann"}]}),

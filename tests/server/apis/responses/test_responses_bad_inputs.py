@@ -246,6 +246,7 @@ def test_values_that_mean_what_is_done_anyway_are_taken(http: httpx.Client):
         "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
         "max_tool_calls": 4,
         "parallel_tool_calls": True,
+        "prompt_cache_options": {"mode": "implicit"},
         "reasoning": {"effort": "none", "summary": "detailed"},
         "service_tier": "auto",
         "stream_options": None,
