@@ -83,7 +83,8 @@ class ServerState:
     @property
     def readable(self) -> Readable:
         name, refused = self.config.served_names[0], self.metrics.image_refused
-        return Readable(name, self.images is not None, refused)
+        switched_off = self.config.engine.max_image_pixels == 0
+        return Readable(name, self.images is not None, refused, switched_off)
 
     @property
     def images(self) -> ImageReader | None:

@@ -23,6 +23,7 @@ class Readable:
     model: str
     images: bool
     refused: Callable[[ImageCause], None] = lambda cause: None  # counts an image
+    switched_off: bool = False  # images, by the operator
 
     def check(self, kind: str, path: FieldPath, *, image: str, text: str) -> None:
         """Raises UnsupportedParameter for a part that the model does not read.
@@ -42,7 +43,7 @@ class Readable:
             )
         if kind == image:
             self.refused("model")
-        needs = ", and images need a vision-language model" if kind == image else ""
+        needs = f", {self._needs()}" if kind == image else ""
         raise UnsupportedParameter(
             "{} is {}: the model `{}` reads text only{}: send parts of type {}",
             (path, kind[:40], self.model[:100], needs, text),
@@ -53,7 +54,11 @@ class Readable:
         if not self.images:
             self.refused("model")
             raise UnsupportedParameter(
-                "{}: the model `{}` reads text only, and images need a vision-language model: "
-                "leave images out",
-                (path, self.model[:100]),
+                "{}: the model `{}` reads text only, {}: leave images out",
+                (path, self.model[:100], self._needs()),
             )
+
+    def _needs(self) -> str:
+        if self.switched_off:
+            return "as the operator has switched images off"
+        return "and images need a vision-language model"

@@ -10,6 +10,7 @@ import httpx2 as httpx
 import pytest
 from msgspec.structs import replace
 
+from runtime.config import EngineConfig
 from tests.support.images.pictures import encoded, noise
 from tests.support.images.vision_server import (
     CHAT,
@@ -22,6 +23,7 @@ from tests.support.images.vision_server import (
     vision_server,
 )
 from tests.support.paths import ROOT
+from tests.support.server.fake_engine import fake_server
 
 NEEDS = "the model `fake` reads text only, and images need a vision-language model"
 TYPES = {
@@ -64,6 +66,14 @@ def test_files_that_describe_images_do_not_make_a_model_read_them(tmp_path: Path
         answer = httpx.post(fake.url + CHAT, json=body_of(CHAT, encoded(noise(40, 30))))
         assert answer.status_code == 400 and NEEDS in message_of(answer)
         assert httpx.get(f"{fake.url}/v1/models").json()["data"][0]["images"] is None
+
+
+def test_images_that_the_operator_has_switched_off_are_refused_as_such(tmp_path: Path) -> None:
+    with fake_server(tmp_path, engine=EngineConfig(model="fake", max_image_pixels=0)) as fake:
+        for route in (CHAT, OLLAMA):
+            answer = httpx.post(fake.url + route, json=body_of(route, encoded(noise(40, 30))))
+            assert answer.status_code == 400
+            assert "as the operator has switched images off: " in message_of(answer)
 
 
 def test_until_the_model_is_loaded_an_image_is_no_mistake(tmp_path: Path) -> None:
