@@ -174,6 +174,9 @@ def _field_error(model: type[Body], error: ErrorDetails) -> RequestError:
         return MissingParameter("{} is required: add it", path)
     if kind == "extra_forbidden":
         return _unknown(model, path)
+    if kind == WRONG_KIND and (found := fields_of(value).get("type")) is not None:
+        template = "{} must be {}, not an object whose type is {}"
+        return RequestError(template, (path, error["msg"], _short_json(found)), code="invalid_type")
     if kind in EXPECTED or kind == WRONG_KIND:
         expected = EXPECTED.get(kind, error["msg"])
         if kind == "int_type" and _is_large(value):

@@ -77,7 +77,8 @@ TOKENS = object_of(
     token_strs=or_null(list_of(or_null(TEXT))),
 )
 UNSUPPORTED = {
-    name: CHAT_UNSUPPORTED[name] for name in ("chat_template", "documents", "mm_processor_kwargs")
+    name: CHAT_UNSUPPORTED[name]
+    for name in ("chat_template", "documents", "mm_processor_kwargs", "media_io_kwargs")
 }
 
 

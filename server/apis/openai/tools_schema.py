@@ -29,7 +29,7 @@ FunctionName = Annotated[str, Field(min_length=1, max_length=64, pattern=NAMES_W
 
 def _object_schema(value: dict[str, Any]) -> dict[str, Any]:
     if value.get("type", "object") != "object":
-        raise PydanticCustomError("schema", "a JSON schema of type object")
+        raise PydanticCustomError("schema", "it must be a JSON schema of type object")
     return value
 
 
@@ -225,7 +225,8 @@ def check_tools(
     for path, tool in _chosen(choice).items():
         if (tool.type, tool.function.name) not in offered:
             raise RequestError(
-                "{tool_choice} names the {} {}, which is not among {tools} ({})",
+                "{tool_choice} names the {} {}, which is not among {tools} ({}): add it there, or "
+                "name one of them",
                 (tool.type, tool.function.name, ", ".join(names[:10])),
                 param=path / tool.type / "name",
             )

@@ -75,6 +75,9 @@ class TextConfig(Body):
 
 class Reasoning(Body):
     effort: Effort | None = None
+    # The chat template decides which earlier reasoning the model reads again.
+    context: Literal["auto"] | None = None
+    mode: Literal["standard"] | None = None
     # Reasoning is returned whole, which no summary says more than.
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None

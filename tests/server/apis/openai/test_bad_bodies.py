@@ -144,6 +144,7 @@ ACCEPTED: list[tuple[str, dict[str, Any]]] = [
     (TEXT, {"prompt": [1] * 250, "max_tokens": 6}),
     (TEXT, {"suffix": None, "echo": True, "max_tokens": 0}),
     ("/tokenize", {"prompt": ""}),
+    ("/tokenize", {"chat_template": None, "media_io_kwargs": None, "mm_processor_kwargs": None}),
     ("/detokenize", {"tokens": []}),
 ]
 

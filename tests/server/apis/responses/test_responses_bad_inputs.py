@@ -109,7 +109,7 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     ({"temprature": 1}, UNKNOWN, "temprature", "did you mean `temperature`?"),
     # formats and tools
     ({"text": "plain"}, TYPE, "text", "an object"),
-    (form(type="yaml"), TYPE, "text.format", "json_schema"),
+    (form(type="yaml"), TYPE, "text.format", 'json_schema, not an object whose type is "yaml"'),
     (form(type="json_schema", name="x"), MISSING, "text.format.schema", "required"),
     (form(type="json_schema", name="x y", schema={}), VALUE, "text.format.name", "rename it"),
     (form(type="json_schema", schema={}), MISSING, "text.format.name", "required"),
@@ -135,6 +135,8 @@ FIELDS: list[tuple[dict[str, Any], str, str | None, str]] = [
     # reasoning, storing, streaming
     ({"reasoning": {"effort": "huge"}}, VALUE, "reasoning.effort", "'medium'"),
     ({"reasoning": {"effort": "high"}}, UNSUPPORTED, "reasoning.effort", "chat template"),
+    ({"reasoning": {"context": "all_turns"}}, VALUE, "reasoning.context", "'auto'"),
+    ({"reasoning": {"mode": "pro"}}, VALUE, "reasoning.mode", "'standard'"),
     ({"reasoning": {"summary": "none"}}, VALUE, "reasoning.summary", "'detailed'"),
     ({"include": ["everything"]}, VALUE, "include[0]", "'message.output_text.logprobs'"),
     ({"previous_response_id": "resp_x"}, "previous_response_not_found", "previous_response_id",
@@ -247,7 +249,12 @@ def test_values_that_mean_what_is_done_anyway_are_taken(http: httpx.Client):
         "max_tool_calls": 4,
         "parallel_tool_calls": True,
         "prompt_cache_options": {"mode": "implicit"},
-        "reasoning": {"effort": "none", "summary": "detailed"},
+        "reasoning": {
+            "context": "auto",
+            "effort": "none",
+            "mode": "standard",
+            "summary": "detailed",
+        },
         "service_tier": "auto",
         "stream_options": None,
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
