@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic_core import PydanticKnownError
 
 from server.apis.openai.tools_schema import MAX_TOOLS, FunctionName, Parameters, kind_tag
@@ -15,12 +15,22 @@ from server.http.validation import Body, fields_of, items_of, kind_of, tagged_un
 Description = Annotated[str, Field(max_length=65536)]
 
 
-class ResponsesFunctionTool(Body):
-    type: Literal["function"]
+class ListedTool(Body):
+    """The tools of a response are sent again as OpenAI's client dumps them: with these, null."""
+
+    model_config = ConfigDict(populate_by_name=True)
     name: FunctionName
     description: Description | None = None
+    allowed_callers: None = None
+    async_: None = Field(None, alias="async")
+    defer_loading: None = None
+
+
+class ResponsesFunctionTool(ListedTool):
+    type: Literal["function"]
     parameters: Parameters | None = None
     strict: bool | None = None
+    output_schema: None = None
 
     def as_chat(self) -> dict[str, Any]:
         """As chat completions take it."""
@@ -35,10 +45,8 @@ class ResponsesCustomFormat(Body):
     definition: Annotated[str, Field(min_length=1, max_length=65536)] | None = None
 
 
-class ResponsesCustomTool(Body):
+class ResponsesCustomTool(ListedTool):
     type: Literal["custom"]
-    name: FunctionName
-    description: Description | None = None
     format: ResponsesCustomFormat | None = None
 
     def as_chat(self) -> dict[str, Any]:

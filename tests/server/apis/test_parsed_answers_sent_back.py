@@ -96,6 +96,17 @@ def test_items_that_were_parsed_may_be_sent_back(fake: FakeServer, stream: bool)
             assert SPELLED in prompt_of(fake)
 
 
+def test_the_tools_of_a_response_may_be_sent_again(fake: FakeServer):
+    client = fake.client()
+    custom: Any = {"type": "custom", "name": "run"}
+    tools: Any = [{"type": "function", **TOOL["function"]}, custom]
+    made = client.responses.create(model="fake", input=QUESTION, tools=tools)
+    again: Any = [tool.model_dump() for tool in made.tools]
+    prompt = prompt_of(fake)
+    client.responses.create(model="fake", input=QUESTION, tools=again)
+    assert prompt_of(fake) == prompt
+
+
 def test_what_clients_note_on_an_item_is_not_kept(fake: FakeServer):
     fake.say("Sunny.")
     text = {"type": "output_text", "text": SPELLED, "parsed": {"city": "Rome"}} | CITED

@@ -242,7 +242,7 @@ def test_errors_of_tools_and_formats_name_this_routes_fields(fake: FakeServer):
     param, message = told(reasoning={"effort": "high"})
     assert param == "reasoning.effort" and "`reasoning.effort`" in message
     calls = [
-        {"type": "function_call", "call_id": "c", "name": "time", "arguments": "{"},
+        {"type": "function_call", "call_id": "c", "name": "time", "arguments": "}"},
         {"type": "function_call_output", "call_id": "c", "output": "x"},
     ]
     param, message = told(input=calls)
