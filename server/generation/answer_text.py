@@ -1,12 +1,13 @@
-"""Tokens of one completion -> its text up to a stop string, and their log-probabilities."""
+"""Tokens of one completion -> its text up to a stop string, and their places in it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left
 from typing import NamedTuple
 
 from runtime.messages import RequestOutput, TokenLogprob
 from server.generation.detokenizer import Detokenizer
+from server.tool_calls.parser.parts import Part
 
 
 class ScoredToken(NamedTuple):
@@ -14,33 +15,34 @@ class ScoredToken(NamedTuple):
 
     token: int
     offset: int  # where its text begins, in characters of the answer
-    score: TokenLogprob | None  # None for the first token of a prompt
+    score: TokenLogprob | None  # None if not asked for, and for the first token of a prompt
+    part: Part = "content"  # in which its text begins
 
 
-class WaitingScores:
-    """Log-probabilities until the text that they belong to is delivered."""
+class WaitingTokens:
+    """Tokens until the text that they belong to is delivered."""
 
-    __slots__ = ("_delivered", "_waiting")
+    __slots__ = ("_offsets", "_scored")
 
-    def __init__(self) -> None:
-        self._delivered = 0  # characters
-        self._waiting: list[ScoredToken] = []
+    def __init__(self, *, scored: bool) -> None:
+        """scored: False keeps their places only"""
+        self._offsets: list[int] = []
+        self._scored: list[ScoredToken] | None = [] if scored else None
 
-    def add(self, token: int, offset: int, score: TokenLogprob) -> None:
-        self._waiting.append(ScoredToken(token, offset, score))
+    def add(self, token: int, offset: int, score: TokenLogprob | None) -> None:
+        self._offsets.append(offset)
+        if self._scored is not None:
+            self._scored.append(ScoredToken(token, offset, score))
 
-    def take(self, text: str, *, last: bool) -> list[ScoredToken]:
-        """Those that go out with this text."""
-        self._delivered += len(text)
-        waiting = self._waiting
-        if last:
-            ready = waiting
-        elif text:
-            ready = [entry for entry in waiting if entry.offset < self._delivered]
-        else:
-            return []
-        self._waiting = waiting[len(ready) :]
-        return ready
+    def take(self, until: int | None) -> tuple[list[int], list[ScoredToken]]:
+        """The places of those whose text begins before character `until`, None for all, and, if
+        they were kept, the tokens themselves."""
+        count = len(self._offsets) if until is None else bisect_left(self._offsets, until)
+        offsets, scored = self._offsets[:count], (self._scored or [])[:count]
+        del self._offsets[:count]
+        if self._scored is not None:
+            del self._scored[:count]
+        return offsets, scored
 
 
 class StopStrings:
@@ -96,8 +98,9 @@ class AnswerText:
         "_hidden_stop",
         "_length",
         "_min_tokens",
-        "_scores",
         "_stops",
+        "_waiting",
+        "delivered",
         "generated",
         "stop_hit",
     )
@@ -110,46 +113,59 @@ class AnswerText:
         include_stop: bool,
         min_tokens: int,
         scored: bool,
+        placed: bool = False,
     ) -> None:
         """
         include_stop   the text includes what stopped it
         min_tokens     before so many, stop strings are ignored
-        scored         whether the engine reports log-probabilities
+        scored         `take_places` returns the tokens, with their log-probabilities if the engine
+                       reports any
+        placed         it returns their places
         """
         self.generated = 0  # tokens up to the end of the text
+        self.delivered = 0  # characters that `feed` has returned
         self.stop_hit: str | int | None = None  # the stop string or stop token that ended it
         self._detokenizer = detokenizer
         self._stops = StopStrings(stops, include=include_stop) if stops else None
         self._min_tokens = min_tokens
         self._hidden_stop = not include_stop  # leave the stop token out of the text
         self._length = 0  # characters decoded, if any token is looked at by itself
-        self._scores = WaitingScores() if scored else None
+        self._waiting = WaitingTokens(scored=scored) if scored or placed else None
 
     def feed(self, output: RequestOutput) -> str:
         """The text that is certain to come before a stop string.  Ends if stop_hit is a string."""
+        text = self._next_text(output)
+        self.delivered += len(text)
+        return text
+
+    def _next_text(self, output: RequestOutput) -> str:
         tokens = output.tokens
         if output.stop_id is not None and output.finish == "stop":
             self.stop_hit = output.stop_id
             if self._hidden_stop:
                 tokens = tokens[:-1]
-        if self._stops is not None or self._scores is not None:
+        if self._stops is not None or self._waiting is not None:
             return self._feed_one_by_one(output, tokens)
         self.generated += len(output.tokens)
         text = self._detokenizer.feed(tokens)
         return text if output.finish is None else text + self._detokenizer.flush()
 
-    def take_scores(self, text: str, *, last: bool) -> Sequence[ScoredToken]:
-        """The scores of the text that `feed` has just returned."""
-        return () if self._scores is None else self._scores.take(text, last=last)
+    def take_places(self, until: int | None) -> tuple[list[int], list[ScoredToken]]:
+        """See WaitingTokens.take."""
+        return ([], []) if self._waiting is None else self._waiting.take(until)
+
+    def forget_places(self) -> None:
+        """From now on no tokens and no places are asked for."""
+        self._waiting = None
 
     def _feed_one_by_one(self, output: RequestOutput, tokens: list[int]) -> str:
         # Stop strings and offsets need to know which token produced which text.
         text = ""
-        waiting, scores = self._scores, output.logprobs or ()
+        waiting, scores = self._waiting, output.logprobs
         for place, token in enumerate(tokens):
             self.generated += 1
-            if waiting is not None and scores:
-                waiting.add(token, self._length, scores[place])
+            if waiting is not None:
+                waiting.add(token, self._length, scores[place] if scores else None)
             text += self._up_to_stop(self._detokenizer.feed([token]))
             if isinstance(self.stop_hit, str):
                 return text
@@ -158,8 +174,8 @@ class AnswerText:
             text += self._up_to_stop(self._detokenizer.flush())
             if self._stops is not None and self._stops.hit is None:
                 text += self._stops.flush()
-        if waiting is not None and scores and len(tokens) < len(output.tokens):  # the stop token
-            waiting.add(output.tokens[-1], self._length, scores[-1])
+        if waiting is not None and len(tokens) < len(output.tokens):  # the stop token
+            waiting.add(output.tokens[-1], self._length, scores[-1] if scores else None)
         return text
 
     def _up_to_stop(self, text: str) -> str:

@@ -25,7 +25,7 @@ class Chunk(NamedTuple):
     """What an output of the engine adds to a completion."""
 
     deltas: Sequence[Delta]
-    scored: Sequence[ScoredToken]
+    scored: Sequence[ScoredToken]  # whose part is certain; none if only the text is asked for
     finish: ChatFinish | None
     tokens: list[int]  # all that were generated, also those without text
 
@@ -59,6 +59,7 @@ class Choice:
         "index",
         "mailbox",
         "prompt_scores",
+        "reasoning_tokens",
         "stats",
     )
 
@@ -76,6 +77,7 @@ class Choice:
         self.mailbox = mailbox
         self.finish: FinishReason | None = None
         self.prompt_scores: list[TokenLogprob | None] | None = None
+        self.reasoning_tokens = 0  # of the generated ones; their delimiters do not count
         self.stats = ChoiceStats(len(mailbox.request.tokens), mailbox.arrived)
         self._text = text
         self._parser = parser
@@ -90,11 +92,6 @@ class Choice:
     def stop_hit(self) -> str | int | None:
         """The stop string or stop token that ended it."""
         return self._text.stop_hit
-
-    @property
-    def reasoning_tokens(self) -> int:
-        """Of the generated ones."""
-        return 0 if self._parser is None else self._parser.reasoning_tokens
 
     def stop_reason(self, eos_ids: Collection[int]) -> str | int | None:
         """The requested stop string or stop token that ended it, as in vLLM's `stop_reason`."""
@@ -126,13 +123,26 @@ class Choice:
         stats.generated = self._text.generated
         if ended is not None:
             self._end(ended)
-        scored = self._text.take_scores(text, last=ended is not None)
         parser = self._parser
         if parser is None:
+            until = self._text.delivered if ended is None else None
+            _, scored = self._text.take_places(until)
             return Chunk((ContentDelta(text),) if text else (), scored, ended, tokens)
-        deltas = parser.feed(text, len(tokens), last=ended is not None)
+        deltas = parser.feed(text, last=ended is not None)
+        scored = self._scored(parser, last=ended is not None)
         called = ended == "stop" and parser.calls_tools(self.stop_hit)
         return Chunk(deltas, scored, "tool_calls" if called else ended, tokens)
+
+    def _scored(self, parser: OutputParser, *, last: bool) -> list[ScoredToken]:
+        """The tokens whose part of the answer has become certain; counts those of reasoning."""
+        offsets, scored = self._text.take_places(None if last else parser.decided)
+        if not offsets:
+            return scored
+        parts = parser.parts_at(offsets)
+        self.reasoning_tokens += parts.count("reasoning")
+        if not (scored or parser.may_reason_later):
+            self._text.forget_places()
+        return [entry._replace(part=part) for entry, part in zip(scored, parts, strict=False)]
 
     def abort(self, by: str) -> None:
         """Stop the engine's work on it, unless it has ended."""

@@ -135,7 +135,8 @@ class Generation:
             body.stop_strings(),
             include_stop=bool(body.include_stop_str_in_output),
             min_tokens=params.min_tokens,
-            scored=params.logprobs is not None,
+            scored=params.logprobs is not None or bool(body.return_token_ids),
+            placed=parser is not None and parser.may_reason_later,
         )
         slots.give_back()
         priority = state.priority(body.priority)

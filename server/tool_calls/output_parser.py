@@ -15,7 +15,8 @@ from server.tool_calls.custom import CustomCalls
 from server.tool_calls.format_types import Formats, ReasoningFormat
 from server.tool_calls.formats import detect
 from server.tool_calls.parser.answer import AnswerParser
-from server.tool_calls.parser.deltas import Delta, ReasoningDelta, ToolCallDelta
+from server.tool_calls.parser.deltas import Delta, ToolCallDelta
+from server.tool_calls.parser.parts import Part
 
 MAX_PROBED = 1 << 20  # characters of a prompt without a question
 TAIL_TOKENS = 16  # of a prompt, enough to see whether it ends by opening the reasoning
@@ -91,7 +92,7 @@ class OutputParser:
         self.may_reason = may_reason
         # The answer is written as harmony's messages, each with a head.
         self.begins_messages = formats.harmony and (may_reason or formats.reasoning is None)
-        self.reasoning_tokens = 0
+        self.may_reason_later = formats.reasoning is not None  # behind what is decided
         self._parser = AnswerParser(
             formats.tools if tools else None,
             formats.reasoning,
@@ -100,8 +101,7 @@ class OutputParser:
             parallel=parallel,
         )
         self._custom = CustomCalls({tool.function.name for tool in tools if tool.type == "custom"})
-        self._only_reasoning = True  # nothing but reasoning has come yet
-        self._tokens = 0  # while that is so
+        self._once = not formats.harmony  # reasoning stands at the start only
         self._arguments: list[str] = []  # of the last call, in chunks
 
     def calls_tools(self, stop_hit: str | int | None) -> bool:
@@ -110,8 +110,20 @@ class OutputParser:
             return False
         return not isinstance(stop_hit, str) or _is_json("".join(self._arguments))
 
-    def feed(self, text: str, num_tokens: int, *, last: bool) -> list[Delta]:
-        """What a text of so many tokens adds."""
+    @property
+    def decided(self) -> int:
+        """The place up to which `parts_at` is certain."""
+        return self._parser.parts.decided
+
+    def parts_at(self, places: list[int]) -> list[Part]:
+        """The parts of the answer at places of its text, in ascending order."""
+        parts: list[Part] = [self._parser.parts.at(place) for place in places]
+        if self._once and ("content" in parts or "call" in parts):
+            self.may_reason_later = False
+        return parts
+
+    def feed(self, text: str, *, last: bool) -> list[Delta]:
+        """What a text adds."""
         deltas = self._parser.feed(text)
         if last:
             deltas += self._parser.end()
@@ -120,12 +132,6 @@ class OutputParser:
                 if delta.id is not None:
                     self._arguments.clear()
                 self._arguments.append(delta.arguments)
-        if self._only_reasoning:
-            self._tokens += num_tokens
-            if any(not isinstance(delta, ReasoningDelta) for delta in deltas):
-                self._only_reasoning = False
-            elif any(deltas):
-                self.reasoning_tokens = self._tokens
         return self._custom.converted(deltas, last=last)
 
 

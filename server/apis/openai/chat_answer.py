@@ -20,6 +20,7 @@ from server.http.sse import DeltaFrame, FrameSink, FrameWriter, frame
 from server.state import ServerState
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
 
+REASONING_PARTS = ("reasoning", "mark")
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
 
 
@@ -82,7 +83,7 @@ class ChatAnswer:
         return await off_loop(CHARS_PER_LOGPROB * tokens * (1 + top), work)
 
     def _choice(self, answer: GeneratedAnswer) -> dict[str, object]:
-        content, reasoning = answer.content, answer.reasoning
+        content, reasoning, scored = answer.content, answer.reasoning, self._shown(answer.scored)
         message: dict[str, object] = {
             "role": "assistant",
             # OpenAI's null: an answer that only calls tools has no content.
@@ -96,15 +97,21 @@ class ChatAnswer:
         entry: dict[str, object] = {
             "index": answer.choice.index,
             "message": message,
-            "logprobs": self._logprobs(answer.scored),
+            "logprobs": self._logprobs(scored),
             "finish_reason": answer.finish,
             "stop_reason": answer.choice.stop_reason(self._model_ends),
         }
         if self._body.return_token_ids:
-            entry["token_ids"] = answer.tokens
+            entry["token_ids"] = [each.token for each in scored]
         if self._body.timings:
             entry["timings"] = answer.choice.stats.timings()
         return entry
+
+    def _shown(self, scored: Sequence[ScoredToken]) -> Sequence[ScoredToken]:
+        """Without those of reasoning that is left out."""
+        if self._body.include_reasoning is not False:
+            return scored
+        return [each for each in scored if each.part not in REASONING_PARTS]
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, object] | None:
         if not self._body.logprobs:
@@ -150,8 +157,7 @@ class ChatAnswer:
             await writer.write(frame(self._head | tail))
 
     def _deltas(self, choice: Choice, parsed: Chunk, content: DeltaFrame) -> bytes:
-        body = self._body
-        deltas, scored = parsed.deltas, parsed.scored
+        body, deltas = self._body, parsed.deltas
         if body.include_reasoning is False:
             deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
         if not self._detailed:
@@ -163,17 +169,26 @@ class ChatAnswer:
                     for delta in deltas
                 ]
             )
-        # Log-probabilities and token ids travel with the first delta of their RequestOutput.
-        tokens = list(parsed.tokens) if body.return_token_ids else []
-        if not deltas and (scored or tokens):
-            deltas = [ContentDelta("")]
+        # Log-probabilities and token ids travel with the first delta of their chunk: those of
+        # reasoning with the first of reasoning, all others with the first of content or a call.
+        shown = self._shown(parsed.scored)
+        thought = [each for each in shown if each.part in REASONING_PARTS]
+        others = [each for each in shown if each.part not in REASONING_PARTS]
+        is_thought = [isinstance(delta, ReasoningDelta) for delta in deltas]
+        if thought and not any(is_thought):
+            deltas = [ReasoningDelta(""), *deltas]
+        if others and all(is_thought):
+            deltas = [*deltas, ContentDelta("")]
         data = b""
         for delta in deltas:
+            if isinstance(delta, ReasoningDelta):
+                scored, thought = thought, []
+            else:
+                scored, others = others, []
             chunk = self._chunk(choice, _delta(delta), logprobs=self._logprobs(scored))
             if body.return_token_ids:
-                chunk["choices"][0]["token_ids"] = tokens
+                chunk["choices"][0]["token_ids"] = [each.token for each in scored]
             data += frame(chunk)
-            scored, tokens = (), []
         return data
 
     def _chunk(

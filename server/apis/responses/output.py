@@ -150,16 +150,13 @@ class OutputItems:
 
     def feed(self, chunk: Chunk) -> bytes:
         """The frames of a chunk."""
-        if chunk.scored:
-            self._waiting += self._score(chunk.scored)
-        data = b""
-        for delta in chunk.deltas:
-            # Those of content are sent with it; reasoning and calls have none.
-            logprobs, self._waiting = self._waiting, []
-            data += self._add(delta, logprobs)
-        return data
+        # Reasoning, calls and delimiters have no log-probabilities.
+        scored = [each for each in chunk.scored if each.part == "content"]
+        if scored:
+            self._waiting += self._score(scored)
+        return b"".join([self._add(delta) for delta in chunk.deltas])
 
-    def _add(self, delta: Delta, logprobs: Scores) -> bytes:
+    def _add(self, delta: Delta) -> bytes:
         if isinstance(delta, ToolCallDelta):
             key, text = delta.index, delta.arguments
         else:
@@ -176,6 +173,9 @@ class OutputItems:
                 item = _TextItem(self._events, index, str(key))
             self._open = item
             data += item.opened()
+        logprobs: Scores = []
+        if item.key == "message":
+            logprobs, self._waiting = self._waiting, logprobs
         return data + item.add(text, logprobs)
 
     def end(self, status: Status) -> bytes:
@@ -184,6 +184,8 @@ class OutputItems:
         if not self._closed and self._open is None:
             self._open = _TextItem(self._events, 0, "message")
             data = self._open.opened()
+        if self._waiting and isinstance(self._open, _TextItem) and self._open.key == "message":
+            data += self._open.add("", self._waiting)  # of tokens without text, such as the last
         return data + self.close(status)
 
     def close(self, status: Status) -> bytes:
@@ -191,11 +193,7 @@ class OutputItems:
         item, self._open = self._open, None
         if item is None:
             return b""
-        data = b""
-        if item.key == "message" and self._waiting:
-            data = item.add("", self._waiting)  # of tokens without text, such as the last
-            self._waiting = []
-        data += item.closed()
+        data = item.closed()
         done = item.item(status)
         data += self._events.item("done", len(self._closed), done)
         self._closed.append(done)

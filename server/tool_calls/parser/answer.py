@@ -9,6 +9,7 @@ from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.deltas import Delta
 from server.tool_calls.parser.harmony import HarmonyReader
 from server.tool_calls.parser.output import ParserOutput
+from server.tool_calls.parser.parts import Parts
 from server.tool_calls.parser.source import Reader, TextSource, UnexpectedText, delimiters
 from server.tool_calls.parser.styles import read_section
 from server.tool_calls.parser.values import Schema
@@ -45,7 +46,7 @@ class AnswerParser:
         """
         self._source = TextSource()
         ids = "call" if tool_format is None else tool_format.ids
-        self._output = ParserOutput(self._source.taken, ids, 1 << 62 if parallel else 1)
+        self._output = ParserOutput(self._source, ids, 1 << 62 if parallel else 1)
         self._reasoning = reasoning_format
         self._within = starts_in_reasoning
         self._calls: CallReader | None = None
@@ -64,6 +65,11 @@ class AnswerParser:
         else:
             self._reader = self._answer()
         next(self._reader)
+
+    @property
+    def parts(self) -> Parts:
+        """Of the text so far."""
+        return self._output.parts
 
     @property
     def num_calls(self) -> int:
@@ -98,8 +104,9 @@ class AnswerParser:
         source, output, format = self._source, self._output, self._reasoning
         if format is not None:
             yield from source.skip_space()
-            if (yield from source.one_of(*format.opens)) or self._within:
-                output.delimiter()
+            opened = yield from source.one_of(*format.opens)
+            if opened or self._within:
+                output.delimiter("mark" if opened else "reasoning")
                 yield from self._reason(format)
         char = yield from source.skip_space()
         if self._calls is not None and self._calls.may_start(char):
@@ -111,7 +118,7 @@ class AnswerParser:
         ended_by = () if self._calls is None else format.ended_by
         word = yield from source.copy_until(delimiters(*format.closes, *ended_by), output.reasoning)
         if word:
-            output.delimiter()
+            output.delimiter("mark")
         if word in ended_by:
             source.taken.append(word)
             yield from self._section(word)

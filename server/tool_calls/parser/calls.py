@@ -63,6 +63,7 @@ class CallReader:
         """After UnexpectedText: what is no call is content, except half a delimiter at the end."""
         if self.inside and self.source.cut_off():
             self.source.drop()
+            self.output.delimiter()
         else:
             self.output.content("".join(self.source.taken))
         self.inside = False

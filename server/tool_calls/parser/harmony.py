@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from server.tool_calls.formats import HARMONY_ENDS
 from server.tool_calls.parser.calls import CallReader
 from server.tool_calls.parser.output import ParserOutput
+from server.tool_calls.parser.parts import Part
 from server.tool_calls.parser.source import Reader, TextSource, UnexpectedText, delimiters
 
 BEGINNINGS = ("<|start|>", "<|channel|>")
@@ -40,7 +41,7 @@ class HarmonyReader:
     def answer(self) -> Reader[None]:
         source, output = self.source, self.output
         if self.within:
-            output.delimiter()
+            output.delimiter("mark")
             word = yield from self._text(reasoning=True)
         else:
             yield from source.skip_space()
@@ -58,13 +59,14 @@ class HarmonyReader:
         self.source.taken[:] = [word]
         try:
             head = yield from self._head(word)
-            self.output.delimiter()
             recipient = RECIPIENT.search(head)
             to = recipient[1] if recipient else ""
             name = to.removeprefix(FUNCTIONS)
             # The model forgets the namespace at times; a tool of its own, such as python, has none.
             if self.calls is not None and name and (name != to or name in self.calls.tools):
+                self.output.delimiter()
                 return (yield from self._call(self.calls, name))
+            self.output.delimiter("mark")
             channel = CHANNEL.search(head)
             is_reasoning = channel is not None and channel[1] == "analysis"
             return (yield from self._text(reasoning=is_reasoning))
@@ -90,7 +92,7 @@ class HarmonyReader:
     def _text(self, *, reasoning: bool) -> Reader[str]:
         sink = self.output.reasoning if reasoning and self.reasoning else self.output.content
         word = yield from self.source.copy_until(delimiters(*HARMONY_ENDS, *BEGINNINGS), sink)
-        return (yield from self._after(word))
+        return (yield from self._after(word, "mark"))
 
     def _call(self, calls: CallReader, name: str) -> Reader[str]:
         source = self.source
@@ -104,13 +106,13 @@ class HarmonyReader:
             yield from source.skip_space()
             word = yield from source.one_of(*HARMONY_ENDS, *BEGINNINGS)
         calls.inside = False
-        return (yield from self._after(word))
+        return (yield from self._after(word, "call"))
 
-    def _after(self, word: str) -> Reader[str]:
+    def _after(self, word: str, part: Part) -> Reader[str]:
         if word:
-            self.output.delimiter()
+            self.output.delimiter(part)
         if word in HARMONY_ENDS:
             yield from self.source.skip_space()
             word = yield from self.source.one_of(*BEGINNINGS)
-            self.output.delimiter()
+            self.output.delimiter(part)
         return word

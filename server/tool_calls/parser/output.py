@@ -9,6 +9,8 @@ from typing import Literal
 
 from server.tool_calls.format_types import IdStyle
 from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
+from server.tool_calls.parser.parts import Part, Parts
+from server.tool_calls.parser.source import TextSource
 
 Kind = Literal["content", "reasoning", "call"]
 
@@ -31,10 +33,11 @@ class ParserOutput:
     joined by one line end.  All other text comes out as it is.
     """
 
-    taken: list[str]  # emptied whenever a text has become part of a delta
+    source: TextSource  # its `taken` is emptied whenever a text has become part of a delta
     ids: IdStyle
     max_calls: int
     num_calls: int = 0  # begun, those beyond max_calls included
+    parts: Parts = field(default_factory=Parts)
     _deltas: list[Delta] = field(default_factory=list[Delta])
     _kind: Kind = "content"  # of the delta that is being joined
     _chunks: list[str] = field(default_factory=list[str])
@@ -43,18 +46,24 @@ class ParserOutput:
     _after_delimiter: bool = False
     _kinds_before: set[Kind] = field(default_factory=set[Kind])
 
-    def text(self, kind: Kind, text: str) -> None:
+    def text(self, kind: Literal["content", "reasoning"], text: str) -> None:
         """Add content or reasoning."""
-        self.taken.clear()
+        self.source.taken.clear()
+        end = self.source.place
+        if kind == "reasoning":  # white space between its delimiters, too
+            self.parts.note(kind, end)
         if self._after_delimiter:
             text = text.lstrip(BLANKS)
+            self.parts.note("mark", end - len(text))
             if not text:
                 return
             self._after_delimiter = False
             if kind in self._kinds_before:
                 text = "\n" + text
         solid = text.rstrip(BLANKS)
-        if not solid:
+        if solid:
+            self.parts.note(kind, end - (len(text) - len(solid)))
+        else:
             self._blanks.append(text)
             return
         if self._kind != kind:
@@ -71,9 +80,10 @@ class ParserOutput:
     def reasoning(self, text: str) -> None:
         self.text("reasoning", text)
 
-    def delimiter(self) -> None:
+    def delimiter(self, part: Part = "call") -> None:
         """A delimiter was passed: white space before and after it goes."""
-        self.taken.clear()
+        self.source.taken.clear()
+        self.parts.note(part, self.source.place)
         self._blanks = []
         self._after_delimiter = True
 
@@ -87,13 +97,15 @@ class ParserOutput:
 
     def arguments(self, text: str) -> None:
         """Add JSON text to the call that was begun last."""
-        self.taken.clear()
+        self.source.taken.clear()
+        self.parts.note("call", self.source.place)
         if self.num_calls <= self.max_calls:
             self._chunks.append(text)
 
     def take(self, *, last: bool) -> list[Delta]:
         """The deltas since the last time; with `last`, what was held back, too."""
         if last and self._blanks:
+            self.parts.note("content", self.source.place)
             self._chunks += self._blanks
             self._blanks = []
         self._finish_delta()

@@ -62,11 +62,18 @@ class TextSource:
     taken: list[str] = field(default_factory=list[str])  # and not yet part of any delta
     _text: str = ""
     _pos: int = 0
+    _before: int = 0  # characters of the answer before `_text`
     _half_word: bool = False  # the text ends within a word that would have been right
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._pos :] + text
+        self._before += self._pos
         self._pos = 0
+
+    @property
+    def place(self) -> int:
+        """How many characters of the answer were taken."""
+        return self._before + self._pos
 
     def take(self, end: int) -> str:
         """The text up to place `end` of the buffer."""

@@ -2,7 +2,6 @@
 """Every way of cutting an answer gives the same, nothing raises, arguments are what was meant."""
 
 import json
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -12,28 +11,12 @@ from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.parser.answer import AnswerParser
 from server.tool_calls.parser.source import TextSource
 from tests.support.examples import examples
+from tests.support.parsing.any_answers import chunks_of, reasoning_names, texts, tool_names
 from tests.support.parsing.parsed_answer import joined, parser, split_chunks
-from tests.support.parsing.parsing_cases import CALLS, CASES
+from tests.support.parsing.parsing_cases import CALLS
 from tests.support.parsing.parsing_texts import ParsingCase
 
 # Every way of cutting a text.
-
-FRAGMENTS = (
-    *(case.text for case in CASES),
-    *(delimiter for format in TOOL_FORMATS.values() for delimiter in format.delimiters()),
-    *(delimiter for format in REASONING_FORMATS.values() for delimiter in format.delimiters()),
-    *('{"name": "weather", "arguments": ', '{"name": "', '"', "'", "\\", "{", "}", "[", "]", "("),
-    *(")", ",", ":", "=", ";", "\n", " ", "weather", "now", "city", "1", "-", "true", "None"),
-    *("<", "</", "<think", "functions.", "to=functions.now", "\x00", "\u2028", "é", "😀", "\ufffd"),
-)
-texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=5), max_size=12).map("".join)
-tool_names = st.sampled_from([None, *TOOL_FORMATS])
-reasoning_names = st.sampled_from([None, *REASONING_FORMATS])
-
-
-def chunks_of(text: str, cuts: list[int]) -> list[str]:
-    places = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
-    return [text[start:end] for start, end in pairwise(places)]
 
 
 @examples(1500)
