@@ -70,10 +70,23 @@ def finite(logprob: float) -> float:
 
 
 def _name(tokenizer: ChatTokenizer, token: int, as_id: bool) -> str:
-    """A token's name: its text, which several may share, or its id in vLLM's format."""
+    """A token's name: its text, or its id in vLLM's format.
+
+    Part of a character is named by its bytes, as OpenAI does: these names are keys, and all parts
+    would have the same text.
+    """
     if as_id:
         return f"token_id:{token}"
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
+    raw = tokenizer.token_bytes(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join([_byte_name(byte) for byte in raw])
+
+
+def _byte_name(byte: int) -> str:
+    plain = 0x20 <= byte < 0x7F and byte != ord("\\")
+    return chr(byte) if plain else f"\\x{byte:02x}"
 
 
 def _entry(tokenizer: ChatTokenizer, token: int, logprob: float, as_id: bool) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -18,7 +19,7 @@ from server.generation.off_loop import off_loop
 from server.generation.sampling_params import eos_ids_of
 from server.http.sse import DeltaFrame, FrameSink, FrameWriter, frame
 from server.state import ServerState
-from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta
+from server.tool_calls.parser.deltas import ContentDelta, Delta, ReasoningDelta, ToolCallDelta
 
 REASONING_PARTS = ("reasoning", "mark")
 Keep = Callable[[dict[str, Any]], Awaitable[None]]
@@ -157,7 +158,8 @@ class ChatAnswer:
             await writer.write(frame(self._head | tail))
 
     def _deltas(self, choice: Choice, parsed: Chunk, content: DeltaFrame) -> bytes:
-        body, deltas = self._body, parsed.deltas
+        body = self._body
+        deltas = [part for delta in parsed.deltas for part in _parts(delta)]
         if body.include_reasoning is False:
             deltas = [delta for delta in deltas if not isinstance(delta, ReasoningDelta)]
         if not self._detailed:
@@ -221,6 +223,13 @@ def _call(call: GeneratedToolCall) -> dict[str, object]:
         return {"id": call.id, "type": "custom", "custom": custom}
     function = {"name": call.name, "arguments": call.arguments}
     return {"id": call.id, "type": "function", "function": function}
+
+
+def _parts(delta: Delta) -> Sequence[Delta]:
+    """A call's id and name without arguments, as in OpenAI's streams, then its arguments."""
+    if isinstance(delta, ToolCallDelta) and delta.id and delta.arguments and not delta.custom:
+        return replace(delta, arguments=""), ToolCallDelta(delta.index, delta.arguments)
+    return (delta,)
 
 
 def _delta(delta: Delta) -> dict[str, object]:

@@ -93,6 +93,29 @@ def test_a_stream_of_calls_spells_them_and_their_arguments(fake: FakeServer, ste
     ]
 
 
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_the_first_chunk_of_a_call_has_no_arguments_and_the_others_nothing_else(
+    fake: FakeServer, step: int, logprobs: bool
+):
+    fake.engine.step = step
+    fake.say(CALL + OTHER)
+    stream = fake.client().chat.completions.create(**ASK, stream=True, logprobs=logprobs)
+    calls = [call for chunk in stream for call in chunk.choices[0].delta.tool_calls or ()]
+    sent = [call.model_dump(exclude_unset=True) for call in calls]
+    begun: set[int] = set()
+    for call in sent:
+        if call["index"] in begun:
+            assert call.keys() == {"index", "function"} and call["function"].keys() == {"arguments"}
+            assert call["function"]["arguments"]
+        else:
+            begun.add(call["index"])
+            assert call.keys() == {"index", "id", "type", "function"}
+            assert call["type"] == "function" and call["function"].keys() == {"name", "arguments"}
+            assert call["function"]["arguments"] == ""
+    assert begun == {0, 1}
+
+
 def test_an_answer_without_content_has_null(fake: FakeServer):
     fake.say(CALL)
     body = httpx.post(f"{fake.url}/v1/chat/completions", json=ASK).json()

@@ -117,6 +117,16 @@ def test_logprobs_carry_tokens_and_their_offsets(fake: FakeServer, stream: bool)
     assert columns["top_logprobs"][0]["Hello"] == -0.25 and len(columns["top_logprobs"][0]) == 2
 
 
+def test_parts_of_a_character_are_called_by_their_bytes(fake: FakeServer):
+    fake.say("\u20ac\\", end=False)
+    logprobs = create(fake, prompt="x", max_tokens=3, logprobs=4).choices[0].logprobs
+    tokens = fake.tokenizer.encode("\u20ac\\")
+    assert [fake.tokenizer.token_bytes(token) for token in tokens[:2]] == [b"\xe2", b"\x82"]
+    assert logprobs.tokens[:2] == ["bytes:\\xe2", "bytes:\\x82"]
+    # Each alternative has a name of its own.
+    assert [len(top) for top in logprobs.top_logprobs[:2]] == [4, 4]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("end", "text", "words", "offsets"),
