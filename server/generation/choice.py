@@ -128,7 +128,8 @@ class Choice:
             until = self._text.delivered if ended is None else None
             _, scored = self._text.take_places(until)
             return Chunk((ContentDelta(text),) if text else (), scored, ended, tokens)
-        deltas = parser.feed(text, last=ended is not None)
+        limited = ended == "length" or isinstance(self.stop_hit, str)
+        deltas = parser.feed(text, last=ended is not None, limited=limited)
         scored = self._scored(parser, last=ended is not None)
         called = ended == "stop" and parser.calls_tools(self.stop_hit)
         return Chunk(deltas, scored, "tool_calls" if called else ended, tokens)

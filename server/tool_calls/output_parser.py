@@ -122,11 +122,11 @@ class OutputParser:
             self.may_reason_later = False
         return parts
 
-    def feed(self, text: str, *, last: bool) -> list[Delta]:
-        """What a text adds."""
+    def feed(self, text: str, *, last: bool, limited: bool = False) -> list[Delta]:
+        """What a text adds.  limited: see AnswerParser.end"""
         deltas = self._parser.feed(text)
         if last:
-            deltas += self._parser.end()
+            deltas += self._parser.end(limited=limited)
         for delta in deltas:
             if isinstance(delta, ToolCallDelta):
                 if delta.id is not None:

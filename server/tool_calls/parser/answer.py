@@ -22,8 +22,8 @@ class AnswerParser:
       end.  An answer without delimiters comes out as it is.
     - Reasoning begins at the start of an answer only, and what looks like calls in it is reasoning.
     - A call goes out from the moment its name is certain.  Text that only began like a call is
-      content.  If a call's arguments stop being JSON, they end there and the rest is content; if
-      the answer ends within them, they end there, too.
+      content, unless a limit cut it off there.  If a call's arguments stop being JSON, they end
+      there and the rest is content; if the answer ends within them, they end there, too.
     - Arguments are one JSON object, as the model wrote it where it wrote JSON.
     """
 
@@ -83,9 +83,12 @@ class AnswerParser:
             next(self._reader)
         return self._output.take(last=False)
 
-    def end(self) -> list[Delta]:
-        """What was held back, once no text will come.  The parser is of no more use."""
-        self._source.ended = True
+    def end(self, *, limited: bool = False) -> list[Delta]:
+        """What was held back, once no text will come.  The parser is of no more use.
+
+        limited   the model had more to say: what has begun like a call is no content
+        """
+        self._source.ended, self._source.limited = True, limited
         next(self._reader, None)
         return self._output.take(last=True)
 
@@ -126,6 +129,7 @@ class AnswerParser:
     def _section(self, delimiter: str) -> Reader[None]:
         """Read calls; what is no call is content."""
         assert self._calls is not None
+        self._calls.certain = bool(delimiter)
         try:
             yield from read_section(self._calls, delimiter)
         except UnexpectedText:

@@ -21,6 +21,7 @@ class CallReader:
     output: ParserOutput
     tools: Mapping[str, Schema]  # parameters of the functions that may be called
     inside: bool = False  # a call was begun and has not ended
+    certain: bool = False  # it is a call: there was a delimiter, or the name of one that is offered
 
     def may_start(self, char: str) -> bool:
         """Whether an answer that begins with this character may be a call without a delimiter."""
@@ -60,15 +61,18 @@ class CallReader:
             raise
 
     def give_up(self) -> None:
-        """After UnexpectedText: what is no call is content, except half a delimiter at the end."""
-        if self.inside and self.source.cut_off():
+        """After UnexpectedText: what is no call is content, except half a delimiter at the end, and
+        the beginning of a call that a limit has cut off."""
+        begun = self.inside or (self.certain and self.source.limited)
+        if begun and self.source.cut_off():
             self.source.drop()
             self.output.delimiter()
         else:
             self.output.content("".join(self.source.taken))
-        self.inside = False
+        self.inside = self.certain = False
 
     def check(self, delimiter: str, name: str) -> None:
         """Raises UnexpectedText without a name, or without a delimiter if it was not offered."""
         if not name or (not delimiter and name not in self.tools):
             raise UnexpectedText
+        self.certain = True

@@ -71,7 +71,10 @@ class HarmonyReader:
             is_reasoning = channel is not None and channel[1] == "analysis"
             return (yield from self._text(reasoning=is_reasoning))
         except UnexpectedText:
-            if self.calls is not None:
+            if self.source.limited and self.source.cut_off():
+                self.source.drop()
+                self.output.delimiter("mark")
+            elif self.calls is not None:
                 self.calls.give_up()
             else:
                 self.output.content("".join(self.source.taken))

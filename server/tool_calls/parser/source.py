@@ -59,6 +59,7 @@ class TextSource:
     """The text that has come and was not taken yet."""
 
     ended: bool = False
+    limited: bool = False  # a limit or a stop string ended it: the model had more to say
     taken: list[str] = field(default_factory=list[str])  # and not yet part of any delta
     _text: str = ""
     _pos: int = 0
@@ -93,6 +94,11 @@ class TextSource:
     def cut_off(self) -> bool:
         """Whether all that remains is half a word that was expected, and no text will come."""
         return self.exhausted() or (self.ended and self._half_word)
+
+    def drop_half_word(self) -> None:
+        """At the end of the text, give up half a word that was expected."""
+        if self.ended and self._half_word:
+            self.drop()
 
     def drop(self) -> None:
         """Give up what remains and what was taken."""

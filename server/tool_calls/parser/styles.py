@@ -41,7 +41,8 @@ def read_section(calls: CallReader, delimiter: str) -> Reader[None]:
     else:
         yield from _each(calls, delimiter, READ_CALL[format.style])
     yield from source.skip_space()
-    yield from source.one_of(format.close)
+    if not (yield from source.one_of(format.close)):
+        source.drop_half_word()
     calls.output.delimiter()
 
 

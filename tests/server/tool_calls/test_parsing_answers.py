@@ -104,3 +104,30 @@ def test_content_is_held_back_only_while_it_may_become_a_delimiter():
 def test_an_unknown_tool_between_delimiters_is_still_a_call():
     text = HERMES_OSLO.replace("weather", "wether")
     assert split_chunks([text], "hermes").calls == (("wether", OSLO[1]),)
+
+
+WITH_DELIMITERS = [*CALLS, *(case for case in CASES if case.name == "harmony")]
+
+
+@pytest.mark.parametrize("case", WITH_DELIMITERS, ids=[case.name for case in WITH_DELIMITERS])
+def test_what_a_limit_cuts_off_within_a_call_is_no_content(case: ParsingCase):
+    format = TOOL_FORMATS[case.tools or ""]
+    halves = {word[:length] for word in format.delimiters() for length in range(len(word))}
+    for place in range(len(case.text) + 1):
+        machine = parser(case.tools, case.reasoning, starts_in_reasoning=case.within)
+        deltas = machine.feed(case.text[:place])
+        found = joined(deltas + machine.end(limited=True)).content
+        # Half of what would have begun a call is still content: it may be anything.
+        kept = [found.removesuffix(half) for half in halves if found.endswith(half)]
+        assert any(case.split.content.startswith(each.strip()) for each in kept), found
+
+
+def test_a_call_that_a_limit_cuts_off_without_a_delimiter_is_one_by_its_name():
+    for text, content in (
+        ('{"name": "weather", "para', ""),
+        ('{"name": "weath', '{"name": "weath'),
+        ('{"name": "Jane", "para', '{"name": "Jane", "para'),
+    ):
+        machine = parser("llama3_json", None)
+        assert joined(machine.feed(text) + machine.end(limited=True)).content == content
+        assert split_chunks([text], "llama3_json").content == text, "the model's own end"

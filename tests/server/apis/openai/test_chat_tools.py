@@ -153,10 +153,27 @@ def test_a_call_that_a_stop_string_cuts_short_is_not_to_be_made(
     [choice] = fake.client().chat.completions.create(**ASK, stop=stop).choices
     calls = [call.function.arguments for call in choice.message.tool_calls or ()]
     assert (calls, choice.finish_reason) == ([arguments] if arguments else [], finish)
+    assert not choice.message.content
     assert joined(fake, **ASK, stop=stop)[3] == finish
     fake.say(CALL + OTHER.replace("{}", '{"x": "STOP"}'))
     [choice] = fake.client().chat.completions.create(**ASK, stop="STOP").choices
     assert choice.finish_reason == "stop" and len(choice.message.tool_calls or ()) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_max_tokens_cuts_off_is_no_content(fake: FakeServer, stream: bool):
+    fake.say("Let me look." + CALL, end=False)
+    for part in ("<tool_call>", '<tool_call>\n{"name": "weat', CALL[:-1]):
+        room = len(fake.tokenizer.encode("Let me look." + part))
+        if stream:
+            content, _, calls, finish = joined(fake, **ASK, max_tokens=room)
+            names = [name for _, name, _ in calls.values()]
+        else:
+            [choice] = fake.client().chat.completions.create(**ASK, max_tokens=room).choices
+            content, finish = choice.message.content, choice.finish_reason
+            names = [call.function.name for call in choice.message.tool_calls or ()]
+        assert (content, finish) == ("Let me look.", "length")
+        assert names == (["weather"] if part == CALL[:-1] else [])
 
 
 def test_tool_choice_none_hides_the_tools_and_leaves_marks_alone(fake: FakeServer):
