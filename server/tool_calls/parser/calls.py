@@ -38,15 +38,20 @@ class CallReader:
         self.inside = False
         self.output.delimiter()
 
+    def ends_with(self, name: str) -> bool:
+        """Whether the answer ends with a call of this function, behind its name."""
+        return not self.source.limited and name in self.tools
+
     def arguments(self, sink: Sink) -> Reader[None]:
-        """Read an object of arguments, {} for null.  One inside a string is unpacked."""
+        """Read an object of arguments, {} for null and "".  One inside a string is unpacked."""
         source = self.source
         char = yield from source.peek()
         if char in ('"', "'", "n", "N"):
             chunks: list[str] = []
             yield from self.value(chunks.append, sink)
             text = "".join(chunks)
-            inner = as_json(decoded(text)) if text[0] == '"' else "{}"
+            inside = decoded(text) if text[0] == '"' else ""
+            inner = as_json(inside) if inside.strip() else "{}"
             sink(inner if inner is not None and inner[0] == "{" else text)
         else:
             yield from self.value(sink, sink)

@@ -102,7 +102,7 @@ class HarmonyReader:
         yield from source.skip_space()
         word = yield from source.one_of(*HARMONY_ENDS)
         calls.begin(name)
-        if word:
+        if word or (source.exhausted() and not source.limited):
             self.output.arguments("{}")
         else:
             yield from calls.arguments(self.output.arguments)

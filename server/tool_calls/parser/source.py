@@ -165,8 +165,11 @@ class TextSource:
         if word and not (yield from self.one_of(word)):
             raise UnexpectedText
 
-    def copy_until(self, words: Delimiters, sink: Sink) -> Reader[str]:
-        """Pass text on up to the first of the words, which is taken; "" at the end of the text."""
+    def copy_until(self, words: Delimiters, sink: Sink, *, take: bool = True) -> Reader[str]:
+        """Pass text on up to the first of the words; "" at the end of the text.
+
+        take  the word is taken, too
+        """
         while True:
             match = words.search(self._text, self._pos)
             if match is not None:
@@ -176,7 +179,7 @@ class TextSource:
             if end > self._pos:
                 sink(self.take(end))
             if match is not None:
-                return self.take(match.end())
+                return self.take(match.end()) if take else match[0]
             if self.ended:
                 return ""
             yield

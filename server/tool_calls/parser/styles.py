@@ -17,7 +17,6 @@ from server.tool_calls.parser.values import STRING, argument_kinds, as_argument,
 
 ARGUMENT_KEYS = ("arguments", "parameters")
 OTHER_KEYS = ("type", "id")  # a call without a delimiter has no keys besides these
-BRACE = re.compile(r"\{")
 NO_NAME = re.compile(r"[^\w.-]")
 NO_IDENTIFIER = re.compile(r"\W")
 KEY_END = re.compile(r'[<>"\n]')
@@ -134,18 +133,40 @@ def _each(calls: CallReader, delimiter: str, read_call: ReadCall) -> Reader[None
 def _header_call(calls: CallReader) -> Reader[None]:
     source, format = calls.source, calls.format
     assert format.head is not None
-    head = format.head.fullmatch((yield from source.read(BRACE, MAX_HEAD)))
-    if head is None or (yield from source.peek()) != "{":
+    text, word = yield from _head(calls)
+    if word != "{":  # the call has no arguments
+        for close in reversed(format.call_close):
+            text = text.rstrip().removesuffix(close)
+    head = format.head.fullmatch(text)
+    if head is None or not (word or calls.ends_with(head["name"])):
         raise UnexpectedText
     id = head.groupdict().get("id")
     fits = id is not None and (":" in id if format.ids == "kimi" else len(id) == 9)
-    calls.begin(head["name"], id if fits else None)
-    yield from calls.arguments(calls.output.arguments)
+    calls.begin(head["name"], id if fits else None, arguments="" if word == "{" else "{}")
+    if word == "{":
+        yield from calls.arguments(calls.output.arguments)
     calls.end()
     for close in format.call_close:
         yield from source.skip_space()
         yield from source.one_of(close)
     calls.output.delimiter()
+
+
+def _head(calls: CallReader) -> Reader[tuple[str, str]]:
+    """The text up to a call's arguments or its end, and which of them follows, not taken."""
+    format = calls.format
+    chunks: list[str] = []
+
+    def keep(text: str) -> None:
+        chunks.append(text)
+        if sum(map(len, chunks)) > MAX_HEAD:
+            raise UnexpectedText
+
+    # A delimiter that consists of signs may be part of the head.
+    closes = [close for close in format.call_close if close.strip("`")]
+    ends = [end for end in (*closes, format.close, format.call_open, *format.opens) if end]
+    word = yield from calls.source.copy_until(delimiters("{", *ends), keep, take=False)
+    return "".join(chunks), word
 
 
 def _parameter_call(calls: CallReader) -> Reader[None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from tests.support.parsing.format_cases import FORMAT_CASES, format_name, one_call, section
 from tests.support.parsing.parsed_answer import Split
-from tests.support.parsing.parsing_edge_cases import BROKEN, REASONING
+from tests.support.parsing.parsing_edge_cases import BROKEN, REASONING, WITHOUT_ARGUMENTS
 from tests.support.parsing.parsing_texts import (
     BONN,
     CODER_BONN,
@@ -282,4 +282,4 @@ VARIANTS = [
     ),
 ]
 
-CASES = CALLS + ALONE + VARIANTS + REASONING + BROKEN
+CASES = CALLS + ALONE + VARIANTS + REASONING + WITHOUT_ARGUMENTS + BROKEN

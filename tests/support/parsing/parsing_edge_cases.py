@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 -- DeepSeek's delimiters have wide vertical lines
 """Answers with reasoning, and answers that only resemble calls."""
 
 from __future__ import annotations
@@ -10,9 +11,13 @@ from tests.support.parsing.parsing_texts import (
     HERMES_BONN,
     HERMES_OSLO,
     KIMI,
+    NOW,
     OSLO,
     ParsingCase,
 )
+
+DEEPSEEK = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+DEEPSEEK_END = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
 REASONING = [
     ParsingCase("think", None, "think", "<think>\nhm\n</think>\n\nYes.", Split("Yes.", "hm")),
@@ -52,6 +57,25 @@ REASONING = [
         '<think>hm</think>{"name": "weather", "parameters": {"city": "Oslo"}}',
         Split("", "hm", (OSLO,)),
     ),
+]
+
+# Calls of a function without parameters, for which models write no arguments at all.
+WITHOUT_ARGUMENTS = [
+    ParsingCase(f"no arguments: {text}"[:60], tools, None, text, Split("", "", (NOW,) * number))
+    for tools, text, number in (
+        ("hermes", '<tool_call>{"name": "now", "arguments": ""}</tool_call>', 1),
+        ("mistral", "[TOOL_CALLS]now[ARGS]", 1),
+        ("mistral", "[TOOL_CALLS]now[ARGS][TOOL_CALLS]now[ARGS]{}", 2),
+        ("deepseek_v3", f"{DEEPSEEK}function<｜tool▁sep｜>now\n```json\n\n```{DEEPSEEK_END}", 1),
+        ("deepseek_v31", f"{DEEPSEEK}now<｜tool▁sep｜>{DEEPSEEK_END}", 1),
+        (
+            "kimi_k2",
+            "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"
+            "<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            2,
+        ),
+        ("harmony", "<|channel|>commentary to=functions.now<|message|>", 1),
+    )
 ]
 
 # What only resembles a call, or ends too early.
