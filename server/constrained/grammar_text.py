@@ -12,6 +12,7 @@ TEXT = r"/(?s:.*)/"
 # At each place one space, or a new line and its indentation: a model that is not sure how to
 # continue writes white space for as long as it may.
 WHITESPACE = r" |\r?\n( {0,32}|\t{0,16})"
+GUIDANCE = "x-guidance"  # the key of a schema that holds the library's own options
 Path = tuple[str | int, ...]  # a FieldPath, as msgspec reads it
 SPECIAL_IN_REGEX = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
@@ -28,7 +29,7 @@ class Grammar(Struct, frozen=True):
 
 def with_whitespace(schema: dict[str, Any], pattern: str = WHITESPACE) -> dict[str, Any]:
     """A schema for the library, with the white space that may stand between its tokens."""
-    return {**schema, "x-guidance": {"whitespace_pattern": pattern}}
+    return {**schema, GUIDANCE: {**schema.get(GUIDANCE, {}), "whitespace_pattern": pattern}}
 
 
 def literal(text: str) -> str:

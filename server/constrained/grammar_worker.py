@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from runtime.messages import MAX_LEXER_STATES
-from server.constrained.grammar_text import Grammar
+from server.constrained.grammar_text import GUIDANCE, Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,6 +37,7 @@ CALLER_TEXTS = {  # how its messages begin -> what they mean to a caller
 }
 REGEX_ERROR = re.compile(r"regex parse error:.*^error: ([^\n]*)", re.DOTALL | re.MULTILINE)
 MAPS = ("properties", "patternProperties", "$defs", "definitions")  # of schemas
+SHARED = ("$defs", "definitions", GUIDANCE)  # what a schema inside of another needs to be tried
 GBNF_RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 
@@ -154,7 +155,7 @@ class Checker:
 
     def _narrow(self, schema: dict[str, Any], error: str) -> tuple[list[str | int], str]:
         """The innermost schema that fails in the same way by itself."""
-        shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+        shared = {key: schema[key] for key in SHARED if key in schema}
         path: list[str | int] = []
         node = schema
         while True:

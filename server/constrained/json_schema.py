@@ -6,6 +6,7 @@ What passes here is compiled by the grammar library, which has the last word.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from server.apis.openai.response_format_schema import MAX_REGEX, MAX_SCHEMA
+from server.constrained.grammar_text import GUIDANCE
 from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 
@@ -56,8 +58,9 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "$recursiveRef": ("use $ref", ()),
     "contentSchema": ("describe the string by a pattern", ()),
     "nullable": ('use "type": [..., "null"]', (False,)),
-    "x-guidance": ("use the options of `structured_outputs`", ()),
+    GUIDANCE: ("use the options of `structured_outputs`", ()),
 }
+BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]")  # look-around and back-references
 KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
@@ -80,9 +83,12 @@ class Node(NamedTuple):
     depth: int
 
 
-def check_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
+def check_schema(
+    schema: dict[str, Any], param: FieldPath, *, strict: bool | None = None
+) -> dict[str, Any]:
     """The schema without keywords that have no effect.
 
+    strict  of the request, if it may be left out: False leaves out what cannot be enforced
     Raises RequestError that names the path of what cannot be honoured, `param` in front.
     """
     size = len(orjson.dumps(schema))
@@ -93,7 +99,7 @@ def check_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
     properties = values = 0
     nodes = list(_walk(schema, param))
     for node in nodes:
-        _check_keywords(node)
+        _check_keywords(node, strict)
         properties += len(fields_of(node.schema.get("properties")))
         values += len(items_of(node.schema.get("enum")))
         if properties > MAX_PROPERTIES or values > MAX_VALUES:
@@ -135,12 +141,14 @@ def _children(node: Node) -> Iterator[Node]:
                     yield Node(fields_of(inner), path / index, depth)
 
 
-def _check_keywords(node: Node) -> None:
+def _check_keywords(node: Node, strict: bool | None) -> None:
     for key, value in node.schema.items():
         path = node.path / key[:64]
         if key in REFUSED:
             remedy, idle = REFUSED[key]
-            if not any(value == each and type(value) is type(each) for each in idle):
+            has_effect = not any(value == each and type(value) is type(each) for each in idle)
+            if has_effect and strict is not False:
+                remedy += ", or leave `strict` out" if strict else ""
                 raise RequestError(
                     "the keyword `{}` at {} cannot be enforced: {}", (key, path, remedy), code=CODE
                 )
@@ -220,13 +228,30 @@ def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
     return _rebuilt(schema, closed)
 
 
+def relaxed_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
+    """As check_schema, for a schema without `strict`: what no grammar can express is left out.
+
+    Clients send such schemas for the model to read, with what their validators know; an answer may
+    then break a keyword that check_schema refuses, a pattern with look-around or a format.
+    """
+
+    def possible(each: dict[str, Any]) -> dict[str, Any]:
+        pattern = each.get("pattern")
+        if isinstance(pattern, str) and BEYOND_REGULAR.search(pattern):
+            return {key: each[key] for key in each if key != "pattern"}
+        return each
+
+    checked = _rebuilt(check_schema(schema, param, strict=False), possible)
+    return {**checked, GUIDANCE: {"lenient": True, "coerce_one_of": True}}
+
+
 def strict_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
     """As check_schema, for `strict`: where `additionalProperties` is absent, it is false.
 
     Raises RequestError also where that would forbid the properties of another schema of the same
     object.
     """
-    checked = check_schema(schema, param)
+    checked = check_schema(schema, param, strict=True)
     for node in _walk(checked, param):
         for key, others in _combined(node.schema):
             meant = [node.schema, *(resolved(each, checked) for each in others)]

@@ -25,6 +25,7 @@ from server.constrained.json_schema import (
     check_schema,
     check_total,
     forbid_additional,
+    relaxed_schema,
     strict_schema,
 )
 from server.errors import FieldPath, RequestError
@@ -50,7 +51,7 @@ def format_grammar(
         if requested is None:
             return json_grammar({"type": "object"}, FieldPath("response_format"))
         param = FieldPath("response_format", "json_schema", "schema")
-        checked = strict_schema if requested.strict else check_schema
+        checked = strict_schema if requested.strict else relaxed_schema
         return json_grammar(checked(requested.schema_, param), param)
     return None if structured_outputs is None else _structured(structured_outputs, literals)
 

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from server.constrained.grammar_text import (
+    GUIDANCE,
     Grammar,
     GrammarLiterals,
     Path,
@@ -48,6 +49,7 @@ class CallRules:
             self.repeated += len(orjson.dumps(shared))
         else:
             shared = {}
+        shared[GUIDANCE] = schema.get(GUIDANCE, {})
         if self.repeated > MAX_REPEATED:
             raise RequestError(
                 "the definitions of {} are repeated for each argument that refers to them, which "

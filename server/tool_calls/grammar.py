@@ -12,7 +12,7 @@ from typing import Any
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
 from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
-from server.constrained.json_schema import check_schema, check_total, strict_schema
+from server.constrained.json_schema import check_total, relaxed_schema, strict_schema
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
 from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
@@ -83,7 +83,7 @@ def _rules(
     for index, tool in tools:
         path = FieldPath("tools", index, "function", "parameters")
         bound = all_strict or bool(tool.function.strict)
-        checked = strict_schema if tool.function.strict else check_schema
+        checked = strict_schema if tool.function.strict else relaxed_schema
         schema = checked(tool.function.parameters or {}, path) if bound else None
         place = len(calls.rules)
         if tool.lark is None or not bound:

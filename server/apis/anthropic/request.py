@@ -65,8 +65,8 @@ FIELDS = {
     "tools.*.function.parameters": "tools.*.input_schema",
     "thinking_token_budget": "thinking.budget_tokens",
     "reasoning_effort": "output_config.effort",
-    "response_format": "output_config.format",
-    "response_format.json_schema": "output_config.format",
+    "structured_outputs": "output_config.format",
+    "structured_outputs.json": "output_config.format.schema",
 }
 PATH = "path"  # of the caller's field, in parts of images while messages are joined
 ERROR = {"type": "text", "text": "Error: "}
@@ -258,8 +258,7 @@ def _thinking(thinking: Thinking, tokenizer: ChatTokenizer) -> dict[str, Any]:
 def _output(config: OutputConfig, tokenizer: ChatTokenizer) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if config.format is not None:
-        schema = {"name": "answer", "schema": config.format.schema_}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["structured_outputs"] = {"json": config.format.schema_}
     effort = config.effort
     if effort is None:
         return fields

@@ -93,7 +93,8 @@ FIELDS = {
     "chat_template_kwargs": "think",
     "reasoning_effort": "think",
     "response_format": "format",
-    "response_format.json_schema.schema": "format",
+    "structured_outputs": "format",
+    "structured_outputs.json": "format",
     **{name: f"options.{option}" for option, name in SAMPLING.items()},
 }
 TEXT_FIELDS = FIELDS | {"logprobs": "top_logprobs"}  # of a CompletionRequest

@@ -173,8 +173,7 @@ class OllamaBody(OllamaCall):
         options = {} if self.options is None else self.options.sampling()
         fields = {"model": self.model, "stream": self.streams, **options}
         if isinstance(self.format, dict):
-            schema = {"name": "answer", "schema": self.format}
-            fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+            fields["structured_outputs"] = {"json": self.format}
         elif self.format:
             fields["response_format"] = {"type": "json_object"}
         return fields

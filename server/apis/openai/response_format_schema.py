@@ -31,7 +31,7 @@ class SchemaFormat(Body):
     name: str = Field(min_length=1, max_length=64, pattern=NAMES)
     description: str | None = None
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: bool | None = None  # the schema is enforced in any case: see strict_schema
+    strict: bool | None = None  # see strict_schema, and relaxed_schema without it
 
 
 class ResponseFormat(Body):

@@ -68,7 +68,8 @@ def custom_tool(definition: str) -> dict[str, Any]:
 
 
 def response_format(of: object) -> dict[str, Any]:
-    return {"text": {"format": {"type": "json_schema", "name": "x", "schema": of}}}
+    form = {"type": "json_schema", "name": "x", "schema": of, "strict": True}
+    return {"text": {"format": form}}
 
 
 CALLED: dict[str, list[dict[str, Any]]] = {

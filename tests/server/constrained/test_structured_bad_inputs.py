@@ -41,7 +41,11 @@ SO = "structured_outputs"
 
 
 def holding(**properties: object) -> dict[str, Any]:
-    return schema_format({"type": "object", "properties": properties})
+    return strict_format({"type": "object", "properties": properties})
+
+
+def strict_format(schema: object) -> dict[str, Any]:
+    return schema_format(schema, strict=True)
 
 
 # fields, code, param, words of the message
@@ -65,12 +69,12 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
      f"{RS}.properties.a.nullable", '"null"'),
     (holding(a={"max_length": 3}), SCHEMA, f"{RS}.properties.a.max_length", "`maxLength`"),
     (holding(a={"enums": [1]}), SCHEMA, f"{RS}.properties.a.enums", "`enum`"),
-    (schema_format({"propertyNames": {"pattern": "a"}}), SCHEMA, f"{RS}.propertyNames",
-     "patternProperties"),
-    (schema_format({"dependentRequired": {"a": ["b"]}}), SCHEMA, f"{RS}.dependentRequired", "any"),
-    (schema_format({"unevaluatedProperties": False}), SCHEMA, f"{RS}.unevaluatedProperties",
+    (strict_format({"propertyNames": {"pattern": "a"}}), SCHEMA, f"{RS}.propertyNames",
+     "patternProperties with additionalProperties false, or leave `strict` out"),
+    (strict_format({"dependentRequired": {"a": ["b"]}}), SCHEMA, f"{RS}.dependentRequired", "any"),
+    (strict_format({"unevaluatedProperties": False}), SCHEMA, f"{RS}.unevaluatedProperties",
      "additionalProperties"),
-    (schema_format({"x-guidance": {"lenient": True}}), SCHEMA, f"{RS}.x-guidance", "options"),
+    (strict_format({"x-guidance": {"lenient": True}}), SCHEMA, f"{RS}.x-guidance", "options"),
     (holding(a={"type": "text"}), SCHEMA, f"{RS}.properties.a", "Invalid type: text"),
     (holding(a={"type": "string", "format": "colour"}), SCHEMA, f"{RS}.properties.a", "colour"),
     (holding(a={"anyOf": [{"type": "null"}, {"type": "string", "pattern": "("}]}), SCHEMA,
@@ -86,7 +90,7 @@ REFUSED: list[tuple[dict[str, Any], str, str, str]] = [
     (schema_format({"type": "object", "required": ["a"],
                     "properties": {"a": {"type": "integer", "minimum": 5, "maximum": 1}}}), SCHEMA,
      f"{RS}.properties.a", "minimum (5) is greater"),
-    (schema_format({"oneOf": [{"type": "string"}, {"minLength": 3}]}), SCHEMA, RS, "oneOf"),
+    (strict_format({"oneOf": [{"type": "string"}, {"minLength": 3}]}), SCHEMA, RS, "oneOf"),
     (schema_format({"enum": []}), SCHEMA, RS, "empty"),
     (schema_format({"type": "object", "properties": {f"p{i}": {} for i in range(4999)}}), SCHEMA,
      RS, "has 4999 optional properties one after the other: at most 480"),

@@ -190,10 +190,11 @@ def test_calls_in_a_format_that_is_not_known_cannot_be_enforced(tokenizer: Token
 
 
 def test_a_schema_that_cannot_be_honoured_is_named(tokenizer: Tokenizer):
-    wrong = [tool("now"), tool("f", parameters={"not": {"type": "string"}})]
+    wrong = [tool("now"), tool("f", parameters={"not": {"type": "string"}}, strict=True)]
     with pytest.raises(RequestError) as refused:
         grammar_of(tokenizer, "hermes", tools=wrong, tool_choice="required")
-    assert "tools[1].function.parameters" in (refused.value.param or "")
+    assert refused.value.param == "tools[1].function.parameters.not"
+    assert "or leave `strict` out" in refused.value.message
 
 
 def test_the_schemas_of_all_tools_together_are_limited(tokenizer: Tokenizer):

@@ -313,7 +313,7 @@ def test_a_call_that_must_be_made_is_enforced(
     [
         (("tools", 0, "function", "parameters", "type"), "tools[0].input_schema.type"),
         (("tools", 12, "function", "name"), "tools[12].name"),
-        (("response_format", "json_schema", "schema", 7), "output_config.format.schema[7]"),
+        (("structured_outputs", "json", 7), "output_config.format.schema[7]"),
         (("messages", 1, "content"), "messages[0].content"),
         (("messages", 0), "system"),
         (("stop", 1), "stop_sequences[1]"),
