@@ -78,7 +78,7 @@ class ServerState:
     @cached_property
     def grammar_literals(self) -> GrammarLiterals:
         """The special tokens as parts of grammars."""
-        return GrammarLiterals(self.tokenizer.special_words())
+        return GrammarLiterals(self.tokenizer.special_words(), self.tokenizer.added_words())
 
     @property
     def readable(self) -> Readable:

@@ -60,7 +60,9 @@ def escaped(regex: str) -> str:
 class GrammarLiterals:
     """Literal texts in a grammar: special tokens in them can only be named by their ids."""
 
-    def __init__(self, special: Mapping[int, str]) -> None:
+    def __init__(self, special: Mapping[int, str], added: Mapping[int, str] | None = None) -> None:
+        """added: tokens that are no special ones and text in a grammar, but have one spelling"""
+        self._added = {word: id for id, word in (added or {}).items()}
         self._ids = {word: id for id, word in special.items() if word}
         words = sorted(self._ids, key=len, reverse=True)
         self._pattern = re.compile(f"({'|'.join(map(re.escape, words))})") if words else None
@@ -72,6 +74,11 @@ class GrammarLiterals:
     def is_token(self, text: str) -> bool:
         """Whether the text is one special token."""
         return text in self._ids
+
+    def added_token(self, text: str) -> str | None:
+        """The token of this text by its id, where it is an added one that is not special."""
+        id = self._added.get(text)
+        return None if id is None else f"<[{id}]>"
 
     def any_token_but(self, text: str) -> str:
         """Any special token, but not that of this text; "" if there is no other."""

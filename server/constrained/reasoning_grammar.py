@@ -75,6 +75,10 @@ def after_limited_reasoning(
     more: list[dict[str, str]] = []
     if literals.is_token(closes):
         rules, end = f"reasoning_text[max_tokens={budget}]: {TEXT}", literals.of(closes)
+    elif token := literals.added_token(closes):
+        rules = f"reasoning_text[max_tokens={budget}]: REASONING\n"
+        rules += f"REASONING: {TEXT} & ~/(?s:.*){literal(closes)}(?s:.*)/"
+        end = token
     else:
         # A grammar within a grammar may end a token late, as a word might go on there.
         rules = f"reasoning_text[max_tokens={max(0, budget - 1)}]: @inner"

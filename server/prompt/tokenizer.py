@@ -175,6 +175,11 @@ class ChatTokenizer:
         """The special tokens by id."""
         return {id: word for id in self.special_ids if (word := self.tokenizer.id_to_token(id))}
 
+    def added_words(self) -> dict[int, str]:
+        """The added tokens that are not special, by id."""
+        added = self.tokenizer.get_added_tokens_decoder()
+        return {id: token.content for id, token in added.items() if id not in self.special_ids}
+
     def kept_tokens(self, is_kept: Callable[[str], bool]) -> KeptTokens:
         """The special tokens whose words are kept; takes as long as the vocabulary."""
         ids = frozenset(id for id, word in self.special_words().items() if is_kept(word))

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import pytest
-from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from server.constrained.grammar_text import GrammarLiterals
+from server.constrained.grammar_worker import Checker, GrammarCheckArgs
 from server.constrained.reasoning_grammar import after_limited_reasoning, in_final_message
 from server.constrained.response_format import json_grammar
 from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.formats import REASONING_FORMATS, TOOL_FORMATS
 from server.tool_calls.grammar import tool_grammar
 from tests.support.parsing.tool_grammars import (
-    EOS,
+    ADDED,
     PARAMETERS,
     accepts,
     literals_of,
+    matcher_of,
     request,
     tokenizer_with_special,
     tool,
@@ -31,6 +31,7 @@ from tests.support.server.qwen_fake_model import CAN_BE_QUIET, QUESTION, qwen_se
 
 THINK = REASONING_FORMATS["think"]
 SEED = REASONING_FORMATS["seed_oss"]
+MISTRAL = REASONING_FORMATS["mistral"]
 HARMONY = REASONING_FORMATS["harmony"]
 WORDS = "the quick brown fox jumps over the lazy dog and so on and on"
 
@@ -42,14 +43,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def taken(tokenizer: Tokenizer, grammar: Any, text: str) -> int:
     """How many tokens of a text may be said."""
-    library = LLTokenizer(tokenizer.to_str(), eos_token=tokenizer.token_to_id(EOS))
-    matcher = LLMatcher(library, json.dumps({"grammars": grammar.grammars}))
-    assert not matcher.get_error(), matcher.get_error()
+    matcher = matcher_of(tokenizer, grammar)
     return matcher.try_consume_tokens(tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-# </think> is a special token of this vocabulary, </seed:think> is text.
-@pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
+# Of this vocabulary </think> is a special token and [/THINK] another one; </seed:think> is text.
+each_end = pytest.mark.parametrize(
+    "reasoning", [THINK, MISTRAL, SEED], ids=["special", "added", "text"]
+)
+
+
+@each_end
 @pytest.mark.parametrize("budget", [0, 1, 7])
 def test_reasoning_has_so_many_tokens_and_no_more(
     tokenizer: Tokenizer, reasoning: Any, budget: int
@@ -57,7 +61,7 @@ def test_reasoning_has_so_many_tokens_and_no_more(
     literals = literals_of(tokenizer)
     begun = after_limited_reasoning(None, reasoning, literals, budget, begun=True)
     # A word of text may go on in the next token: then it counts from there.
-    least = budget if reasoning is THINK else max(0, budget - 2)
+    least = max(0, budget - 2) if reasoning is SEED else budget
     assert least <= taken(tokenizer, begun, WORDS) <= budget
     reasoning_text = tokenizer.decode(tokenizer.encode(WORDS, add_special_tokens=False).ids[:least])
     answer = f"{reasoning_text}{reasoning.closes[0]}\n\nYes: {WORDS} <|tool_call|> {WORDS}"
@@ -66,7 +70,19 @@ def test_reasoning_has_so_many_tokens_and_no_more(
     assert accepts(tokenizer, free, reasoning.opens[0] + answer)
 
 
-@pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
+@each_end
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_such_a_grammar_passes_the_check(tokenizer: Tokenizer, reasoning: Any, budget: int):
+    literals = literals_of(tokenizer)
+    special = {id: token.content for id, token in tokenizer.get_added_tokens_decoder().items()}
+    special = {id: word for id, word in special.items() if word not in ADDED}
+    checker = Checker(GrammarCheckArgs(tokenizer.get_vocab_size(), special))
+    for begun in (False, True):
+        grammar = after_limited_reasoning(None, reasoning, literals, budget, begun=begun)
+        assert checker.check(grammar).error is None
+
+
+@each_end
 def test_reasoning_may_end_by_itself_and_the_answer_is_not_limited(
     tokenizer: Tokenizer, reasoning: Any
 ):
@@ -79,7 +95,7 @@ def test_reasoning_may_end_by_itself_and_the_answer_is_not_limited(
     assert not accepts(tokenizer, grammar, "the quick"), "an answer cannot end within its reasoning"
 
 
-@pytest.mark.parametrize("reasoning", [THINK, SEED], ids=["token", "text"])
+@each_end
 def test_an_answer_without_reasoning_is_free_but_cannot_hide_it(
     tokenizer: Tokenizer, reasoning: Any
 ):
