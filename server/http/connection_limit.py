@@ -87,6 +87,10 @@ class ConnectionLimit:
         self._new.pop(connection, None)
         self._busy.discard(connection)
 
+    def has_unsent_bytes(self) -> bool:
+        """Whether a caller has yet to read a part of its answer."""
+        return any(one.has_unsent_bytes() for one in (*self._idle, *self._busy))
+
     def awaits_first_request(self, seconds: float) -> bool:
         """Whether a connection of the last `seconds` has had no request yet."""
         since = time.monotonic() - seconds

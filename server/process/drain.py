@@ -4,7 +4,8 @@
    seconds, in which load balancers notice.
 2. The port is closed: connect() is refused, so that a balancer takes another server.  Connections
    that are open are still served.
-3. Requests that are open may finish within `drain_seconds`; then they end with an error.
+3. Requests that are open may finish within `drain_seconds`, and slow callers read their answers;
+   then they end with an error.
 """
 
 from __future__ import annotations
@@ -68,8 +69,13 @@ async def drain(
 
 
 def _nothing_open(gate: DrainState, limit: ConnectionLimit) -> bool:
-    """No request is open, and none is on its way on a connection that was just made."""
-    return not gate.open_requests and not limit.awaits_first_request(FIRST_REQUEST_SECONDS)
+    """No request is open, none is on its way on a connection that was just made, and all answers
+    have left this process."""
+    return not (
+        gate.open_requests
+        or limit.awaits_first_request(FIRST_REQUEST_SECONDS)
+        or limit.has_unsent_bytes()
+    )
 
 
 async def _until(condition: Callable[[], bool], deadline: float) -> None:

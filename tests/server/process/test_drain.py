@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
+from unittest import mock
 
 import httpx2 as httpx
 import pytest
 
+from runtime.config import EngineConfig
+from server.config import ServerConfig
+from server.http.connection_limit import ConnectionLimit
+from server.http.middleware import DrainState
+from server.process.drain import drain
 from tests.support.server.launched_server import (
     REQUEST,
     STUB_ENGINE,
@@ -135,6 +143,37 @@ def runs(launched: LaunchedServer) -> bool:
     lines = launched.get("/metrics").text.splitlines()
     found = [line for line in lines if line.startswith("wavefill_requests_running{")]
     return any(not line.endswith(" 0.0") for line in found)
+
+
+@dataclass(eq=False)
+class SlowCaller:
+    """A connection whose answer is complete, and not yet read."""
+
+    reads: bool = False
+
+    def has_unsent_bytes(self) -> bool:
+        return not self.reads
+
+    def cut(self) -> None:
+        raise AssertionError
+
+
+async def test_an_answer_that_is_still_read_has_the_seconds_of_the_drain():
+    limit, caller = ConnectionLimit(), SlowCaller()
+    limit.opened(caller)
+    limit.request_begun(caller)
+    limit.request_ended(caller)
+    server = mock.Mock(limit=limit, servers=[], should_exit=False)
+    server.server_state.connections = set()
+    state = mock.Mock(config=ServerConfig(engine=EngineConfig(model=""), drain_seconds=60))
+    state.client.down = state.client.ready = None
+    with socket.socket() as listener:
+        ending = asyncio.create_task(drain(server, listener, DrainState(), state, mock.Mock()))
+        await asyncio.sleep(0.3)
+        assert not server.should_exit
+        caller.reads = True
+        await asyncio.wait_for(ending, 20)
+    assert server.should_exit
 
 
 def test_an_engine_that_dies_in_the_drain_ends_it(start: Start):
