@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -15,6 +16,8 @@ from server.process.file_lock import file_lock
 
 # The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
 MAX_DIRECTORY_BYTES = 83
+PREFIX = "wavefill-"
+LOCK = "lock"
 
 
 class LaunchError(OSError):
@@ -23,9 +26,12 @@ class LaunchError(OSError):
 
 @contextlib.contextmanager
 def socket_directory() -> Generator[Path]:
-    """A directory that only this user can enter, gone at the end.  Raises LaunchError."""
+    """A directory that only this user can enter, gone at the end.  Raises LaunchError.
+
+    It has a lock, so that a later server removes it if this one is killed.
+    """
     try:
-        made = tempfile.TemporaryDirectory(prefix="wavefill-", ignore_cleanup_errors=True)
+        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise LaunchError(
             f"{tempfile.tempdir or 'TMPDIR'}: {error.strerror}: set TMPDIR to a folder that this "
@@ -37,7 +43,22 @@ def socket_directory() -> Generator[Path]:
                 f"{name}: {len(name.encode())} bytes, at most {MAX_DIRECTORY_BYTES} fit into the "
                 "name of a socket: set TMPDIR to a shorter path, such as /tmp"
             )
-        yield Path(name)
+        directory = Path(name)
+        _remove_left(directory.parent)
+        # Named when it is held: a file of this name that is not locked is that of a dead server.
+        with file_lock(directory / "lock.new"):
+            (directory / "lock.new").rename(directory / LOCK)
+            yield directory
+
+
+def _remove_left(parent: Path) -> None:
+    """The directories of this user's servers that were killed."""
+    for left in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # of another user, or removed meanwhile
+            if left.lstat().st_uid == os.getuid() and (left / LOCK).is_file():
+                with file_lock(left / LOCK) as is_free:
+                    if is_free:
+                        shutil.rmtree(left, ignore_errors=True)
 
 
 def reserve_metrics(folder: Path, config: ServerConfig) -> None:
