@@ -17,6 +17,7 @@ from server.http.validation import fields_of, items_of, kind_of
 MAX_DEPTH = 64
 MAX_BRACKETS = 131_072  # outside of strings
 MAX_VALUES = 1_200_000  # separated by commas: an embeddings request may have 1,048,576 token ids
+MAX_KEYS = 262_144  # of all objects: each that differs takes as long as six values
 CHUNK_BYTES = 1 << 18
 STRING = re.compile(rb'"[^"]*(?:"|\Z)')  # where nothing is escaped; the last one may go on
 
@@ -28,7 +29,8 @@ def read_json(raw: bytes, what: str = "the body") -> dict[str, Any]:
     to take less than a tenth of a second, unless they are long strings.
     """
     brackets = raw.count(b"[") + raw.count(b"{")
-    if brackets > MAX_BRACKETS or raw.count(b",") > MAX_VALUES:
+    many = brackets > MAX_BRACKETS or raw.count(b",") > MAX_VALUES
+    if many or raw.count(b":") > MAX_KEYS:
         _check_structure(raw, what)
     try:
         value = orjson.loads(raw)
@@ -44,10 +46,11 @@ def read_json(raw: bytes, what: str = "the body") -> dict[str, Any]:
 
 
 def _check_structure(raw: bytes, what: str) -> None:
-    brackets, commas = structure(raw)
+    brackets, commas, keys = structure(raw)
     for count, limit, unit in (
         (brackets, MAX_BRACKETS, "objects and arrays"),
         (commas, MAX_VALUES, "values"),
+        (keys, MAX_KEYS, "keys"),
     ):
         if count > limit:
             raise RequestError(
@@ -57,10 +60,13 @@ def _check_structure(raw: bytes, what: str) -> None:
             )
 
 
-def structure(raw: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, int]:
-    """Opening brackets and commas outside of strings; other threads run between two chunks."""
+def structure(raw: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, int, int]:
+    """Opening brackets, commas and colons outside of strings.
+
+    Other threads run between two chunks.
+    """
     plain = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    brackets = commas = 0
+    brackets = commas = colons = 0
     inside = False  # of a string
     for start in range(0, len(plain), chunk_bytes):
         text = plain[start : start + chunk_bytes]
@@ -71,7 +77,8 @@ def structure(raw: bytes, chunk_bytes: int = CHUNK_BYTES) -> tuple[int, int]:
         text = STRING.sub(b"", text)
         brackets += text.count(b"[") + text.count(b"{")
         commas += text.count(b",")
-    return brackets, commas
+        colons += text.count(b":")
+    return brackets, commas, colons
 
 
 def _json_error(raw: bytes, what: str, error: orjson.JSONDecodeError) -> RequestError:

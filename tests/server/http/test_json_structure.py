@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from server.errors import RequestError
-from server.http.json_body import MAX_BRACKETS, MAX_VALUES, read_json, structure
+from server.http.json_body import MAX_BRACKETS, MAX_KEYS, MAX_VALUES, read_json, structure
 
 awkward = st.text(st.sampled_from('"\\[]{},:ab\n\u00e9'), max_size=12)
 values = st.recursive(
@@ -20,13 +20,15 @@ values = st.recursive(
 )
 
 
-def counted(value: Any) -> tuple[int, int]:
-    """Opening brackets and commas of its JSON."""
+def counted(value: Any) -> tuple[int, int, int]:
+    """Opening brackets, commas and colons of its JSON."""
     if not isinstance(value, list | dict):
-        return 0, 0
+        return 0, 0, 0
     inner = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
     brackets = 1 + sum(each[0] for each in inner)
-    return brackets, max(0, len(value) - 1) + sum(each[1] for each in inner)
+    commas = max(0, len(value) - 1) + sum(each[1] for each in inner)
+    keys = len(value) if isinstance(value, dict) else 0
+    return brackets, commas, keys + sum(each[2] for each in inner)
 
 
 @given(values, st.integers(1, 40), st.booleans())
@@ -39,12 +41,11 @@ def test_what_is_inside_of_strings_is_not_counted_wherever_chunks_end(
 
 @given(st.binary(max_size=60), st.integers(1, 9))
 def test_what_is_no_json_is_counted_too(raw: bytes, size: int):
-    brackets, commas = structure(raw, size)
-    assert 0 <= brackets <= len(raw) and 0 <= commas <= len(raw)
+    assert all(0 <= count <= len(raw) for count in structure(raw, size))
 
 
 def test_a_text_may_have_any_number_of_brackets_and_commas():
-    text = 'a[{,\\"' * (MAX_VALUES + 1)
+    text = 'a[{,:\\"' * (MAX_VALUES + 1)
     assert read_json(json.dumps({"text": text}).encode()) == {"text": text}
 
 
@@ -53,6 +54,7 @@ def test_a_text_may_have_any_number_of_brackets_and_commas():
     [
         ({"a": [{}] * MAX_BRACKETS}, "objects and arrays"),
         ({"a": [""] * (MAX_VALUES + 2)}, "values"),
+        ({"a": dict.fromkeys(range(MAX_KEYS))}, "keys"),
     ],
 )
 def test_too_many_values_are_refused_before_they_are_parsed(value: Any, words: str):
