@@ -26,6 +26,13 @@ KEY = "a-key-of-this-server"
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 
 
+# What is wider than the card that it is in.
+OUTSIDE = """[...document.querySelectorAll(".card *")].filter((each) => {
+  const right = each.closest(".card").getBoundingClientRect().right;
+  return !each.closest("#requests thead") && each.getBoundingClientRect().right > right;
+}).map((each) => each.outerHTML)"""
+
+
 @contextmanager
 def load(url: str, *, threads: int = 4, max_tokens: int = 300, **headers: str) -> Iterator[None]:
     """Requests with a common prefix, one after the other from each thread, until the block ends."""
@@ -245,6 +252,26 @@ def test_a_phone_shows_all_without_scrolling_sideways(server: Server, open_tab: 
         wide = "[document.documentElement.scrollWidth, innerWidth]"
         across, inner = page.evaluate(wide)
         assert across <= inner == 360
+
+
+def test_the_name_of_a_key_is_as_long_as_it_likes(tmp_path: Path, open_tab: Callable[..., Tab]):
+    name = "the-team-of-people-who-do-research-in-production-environment-west-4"
+    (tmp_path / "keys").write_text(f"{name} {KEY}\n")
+    server = start_server(tmp_path / "log", "--api-key-file", str(tmp_path / "keys"))
+    try:
+        with load(server.url, threads=1, authorization=f"Bearer {KEY}"):
+            page = opened(open_tab, server.url)
+            page.get_by_role("dialog").get_by_label("Key", exact=True).fill(KEY)
+            page.get_by_role("dialog").get_by_label("Key", exact=True).press("Enter")
+            live(page)
+            for place in ("#keys tbody th", "#requests td.key"):
+                expect(page.locator(place).first).to_have_text(name)
+            for width in (320, 360, 700, 1024, 1250, 1400):
+                page.set_viewport_size({"width": width, "height": 800})
+                assert page.evaluate(OUTSIDE) == [], width
+            page.close()
+    finally:
+        stop_server(server)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
