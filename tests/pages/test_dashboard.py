@@ -229,6 +229,7 @@ def test_a_server_that_restarts_under_an_open_page(tmp_path: Path, open_tab: Cal
     try:
         live(page)
         expect(page.locator("#model")).to_contain_text("renamed")
+        expect(page.locator("#model")).to_have_attribute("title", re.compile("renamed"))
     finally:
         stop_server(second)
 

@@ -122,6 +122,7 @@ def test_a_server_that_restarts_under_an_open_page(tmp_path: Path, open_tab: Cal
     try:
         expect(tab.page.locator("#status")).to_be_hidden()
         expect(tab.page.locator("#model")).to_have_text("renamed")
+        expect(tab.page.locator("#model")).to_have_attribute("title", "renamed")
         assert tab.ask("What is the capital of Italy?").endswith("Rome.")
         expect(tab.answers.last.locator(".answer-name")).to_have_text("renamed")
     finally:

@@ -50,7 +50,8 @@ const dialog = new KeyDialog(at("key-dialog"), (key) => {
 function show(event) {
   const { server } = event;
   at("key-button").hidden = !server.keys;
-  at("model").textContent = [server.model, server.device && `${server.model_type} on ${server.device}`, server.attention].filter(Boolean).join(" · ");
+  // The title has all of it where it is cut off.
+  at("model").textContent = at("model").title = [server.model, server.device && `${server.model_type} on ${server.device}`, server.attention].filter(Boolean).join(" · ");
   say(...stateOf(server));
   engines.show(server);
   requests.show(event);

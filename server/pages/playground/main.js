@@ -73,7 +73,7 @@ const views = {
     composer.update();
     showSight();
     const [lane] = playground.conversation.lanes;
-    at("model").textContent = lane.model;
+    at("model").textContent = at("model").title = lane.model; // which may be cut off
   },
   node({ node, conversation, ended }) {
     if (conversation !== playground.conversation) return;
