@@ -201,6 +201,13 @@ def test_alerts_have_a_duration_or_a_window_a_severity_and_a_summary() -> None:
         assert alert["annotations"]["summary"]
 
 
+def test_the_documentation_says_when_each_alert_fires() -> None:
+    text = (ROOT / "docs" / "operate.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `Wavefill")]
+    named = [name for row in rows for name in re.findall(r"`(Wavefill\w+)`", row)]
+    assert sorted(named) == sorted(rule["alert"] for rule in rules() if "alert" in rule)
+
+
 def test_every_alert_is_seen_firing_in_the_rule_tests() -> None:
     tests = yaml.safe_load((DEPLOY / "rules_test.yml").read_text())["tests"]
     fired = {
@@ -210,6 +217,14 @@ def test_every_alert_is_seen_firing_in_the_rule_tests() -> None:
         if case["exp_alerts"]
     }
     assert fired == {rule["alert"] for rule in rules() if "alert" in rule}
+
+
+def test_the_lines_for_nginx_in_the_documentation_are_those_of_its_configuration() -> None:
+    text = (ROOT / "docs" / "replicas.md").read_text()
+    (block,) = re.findall(r"^```\n(upstream .*?)^```", text, re.M | re.S)
+    lines = (DEPLOY / "nginx.conf").read_text().splitlines()
+    shown = {line.strip() for line in block.splitlines() if "10.0.0." not in line}
+    assert shown <= {line.partition("#")[0].strip() for line in lines}
 
 
 def compose() -> dict[str, Any]:

@@ -3,10 +3,10 @@
     pip install 'wavefill[deploy]'
     python -m benchmarks.server.bench_replicas --requests 300 [--balancers smg "Ray Serve" ...]
 
-Starts two servers with the built-in model behind nginx with `deploy/nginx.conf`, behind smg, or on
-a Ray cluster with `deploy/ray_serve.py`.  In each cell of the table, 8 callers send requests, and
-one server is stopped in the middle and replaced.  A long stream of that server is open meanwhile,
-so that its drain lasts as long as the cell.
+Starts two servers with the built-in model behind nginx, HAProxy or Envoy with their configuration
+in `deploy/`, behind smg, or on a Ray cluster with `deploy/ray_serve.py`.  In each cell of the
+table, 8 callers send requests, and one server is stopped in the middle and replaced.  A long stream
+of that server is open meanwhile, so that its drain lasts as long as the cell.
 
 An answer is lost unless it is complete: a status of 200 and a body or stream with its end.  `begun`
 counts the lost ones of which something had arrived.
@@ -28,10 +28,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.server.ray_fleet import ray_cluster
-from benchmarks.server.replica_fleets import Fleet, Replica, free_ports, nginx, smg
+from benchmarks.server.replica_fleets import (
+    Fleet,
+    Replica,
+    envoy,
+    free_ports,
+    haproxy,
+    nginx,
+    smg,
+)
 
 NGINX_POLICIES = ("round robin", "least_conn")
-BALANCERS = (*(f"nginx, {policy}" for policy in NGINX_POLICIES), "smg", "Ray Serve")
+OTHERS = {"HAProxy": haproxy, "Envoy": envoy, "smg": smg}
+BALANCERS = (*(f"nginx, {policy}" for policy in NGINX_POLICIES), *OTHERS, "Ray Serve")
 SIGNALS = (signal.SIGTERM, signal.SIGKILL)
 LONG_TOKENS = 1500
 DRAIN_SECONDS = 120  # a slow machine may take this long for the long stream
@@ -133,7 +142,7 @@ def table_of(fleet: Fleet, balancer: str, num_requests: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--requests", type=int, default=300, help="in each cell")
-    parser.add_argument("--drain-delay", default="0", help="of the servers behind nginx and smg")
+    parser.add_argument("--drain-delay", default="0", help="of the servers, but on Ray")
     parser.add_argument("--balancers", nargs="*", choices=BALANCERS, default=BALANCERS)
     args = parser.parse_args()
     print(f"{args.requests} requests a cell, 8 callers, --drain-delay {args.drain_delay}")
@@ -152,11 +161,10 @@ def main() -> None:
             stack.callback(replica.stop)
             replica.start()
         for balancer in chosen:
-            policy = balancer.removeprefix("nginx, ")
             with (
-                smg(folder, replicas)
-                if policy == "smg"
-                else nginx(folder, policy, replicas) as fleet
+                OTHERS[balancer](folder, replicas)
+                if balancer in OTHERS
+                else nginx(folder, balancer.removeprefix("nginx, "), replicas) as fleet
             ):
                 table_of(fleet, balancer, args.requests)
 

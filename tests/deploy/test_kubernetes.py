@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -110,6 +111,18 @@ def test_the_objects_of_operators_follow_the_definitions_of_their_kinds(
         assert wrong_in(document, schema) == []
     document["spec"]["minReplicas"] = 1
     assert any("minReplicas" in each for each in wrong_in(document, schema)), "it sees a mistake"
+
+
+def test_the_ingress_of_the_documentation_follows_the_schemas() -> None:
+    text = (DEPLOY.parent / "docs" / "replicas.md").read_text()
+    blocks = map(yaml.safe_load, re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S))
+    (ingress,) = (block for block in blocks if block["kind"] == "Ingress")
+    assert problems(ingress, OLDEST) == problems(ingress, "1.34") == ""
+    nginx = (DEPLOY / "nginx.conf").read_text()
+    for name, value in ingress["metadata"]["annotations"].items():
+        directive = name.partition("/")[2].replace("-", "_")
+        directive = directive.replace("proxy_body_size", "client_max_body_size")
+        assert re.search(rf"\b{directive} {value}s?;", nginx), "as nginx.conf has it"
 
 
 def test_the_schemas_see_a_misspelt_key() -> None:
