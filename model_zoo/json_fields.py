@@ -46,9 +46,14 @@ class Fields:
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path}: cannot be read as JSON: {error}") from error
+            raise ModelError(
+                f"{path}: cannot be read as JSON: {error}: download the file again"
+            ) from error
         if not isinstance(values, dict):
-            raise ModelError(f"{path}: a JSON object is expected, found {type(values).__name__}")
+            raise ModelError(
+                f"{path}: a JSON object is expected, found {type(values).__name__}: download the "
+                "file again"
+            )
         return cls(path, values)
 
     def error(self, name: str, value: object, supported: str) -> ModelError:
@@ -121,7 +126,10 @@ class Fields:
         if value is not None:
             return value
         if default is _REQUIRED:
-            error = MissingField(f"{self.path}: `{self._prefix}{name}` is missing")
+            error = MissingField(
+                f"{self.path}: `{self._prefix}{name}` is missing: take the file as the model's "
+                "repository has it"
+            )
             error.field = self._prefix + name
             raise error
         return default

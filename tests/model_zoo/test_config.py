@@ -113,7 +113,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
         {"model_type": "mamba"},
         '`model_type` is "mamba": supported: gemma2, gemma3, gemma3_text, glm4_moe, gpt2, gpt_oss',
     ),
-    ({"model_type": None}, "`model_type` is missing"),
+    ({"model_type": None}, "`model_type` is missing: take the file as the model's"),
     ({"architectures": ["LlamaForSequenceClassification"]}, "a causal language model"),
     ({"architectures": ["Qwen2ForRewardModel"]}, "RewardModel.*: reward models .* not supported"),
     ({"architectures": ["Qwen2ForProcessRewardModel"]}, "ProcessRewardModel.*: a causal language"),
@@ -172,5 +172,5 @@ def test_a_directory_without_config_says_what_to_give(tmp_path: Path):
 
 def test_broken_json_is_named(tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read as JSON"):
+    with pytest.raises(ModelError, match=r"cannot be read as JSON: .*: download the file again"):
         read_config(tmp_path)
