@@ -33,6 +33,7 @@ class FuzzWorkload:
     front: int = 16  # of the waiting line
     right_drafts: float = 0.0  # how likely a draft is right
     spoils: list[tuple[int, int]] = field(default_factory=list)  # number of a step, of its row
+    spoils_behind_ends: bool = False  # rows that were queued before a stop id was read
     visits: list[Visit] = field(default_factory=list)
     # If some requests have grammars: how long their process takes for each answer.
     delays: list[float] = field(default_factory=list)
@@ -90,6 +91,7 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
     workload.right_drafts = draw(st.sampled_from([0.0, 0.3, 0.7, 1.0]))
     if draw(st.integers(0, 2)) == 0:
         workload.spoils = draw(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3))))
+    workload.spoils_behind_ends = not config.num_speculative_tokens and draw(st.booleans())
     if draw(st.integers(0, 2)) == 0:
         workload.tick = draw(st.sampled_from([0.01, 2.0]))
         longer = [0.05] if workload.tick < 1 else [3.0, HUNG]
@@ -100,20 +102,28 @@ def workloads(draw: st.DrawFn) -> FuzzWorkload:
         # Whole pages as often as not: the borders are where mistakes hide.
         shared = draw(st.integers(0, 4)) * page_size + draw(st.sampled_from([0, 0, 1, -1]))
         tokens = prefix[: max(0, shared)] + draw(st.lists(TOKENS, max_size=5))
+        arrives, salt = draw(st.integers(0, 12)), draw(st.sampled_from([b"", b"", b"other"]))
         if workload.visits and draw(st.integers(0, 3)) == 0:  # the next turn after an answer
-            turn = draw(st.sampled_from(workload.visits)).request
+            visit = draw(st.sampled_from(workload.visits))
+            turn = visit.request
             answer, _ = plain_decoding(turn.tokens, turn.params, max_model_len=config.max_model_len)
             tokens = turn.tokens + answer + draw(st.lists(TOKENS, max_size=2))
+            if draw(st.booleans()):  # once there is that answer
+                arrives, salt = visit.arrives + len(answer) + arrives // 2, turn.salt
+        elif workload.visits and draw(st.integers(0, 4)) == 0:  # another choice of the same prompt
+            other = workload.visits[-1]
+            tokens, arrives = other.request.tokens, other.arrives
         request = EngineRequest(
             id=100 + number,
             client=number % 2,
             tokens=tokens or [1],
             params=draw(sampling_params(bool(workload.delays))),
             priority=draw(st.sampled_from([0, 0, 1, -1, BACKGROUND, BACKGROUND])),
-            salt=draw(st.sampled_from([b"", b"", b"other"])),
+            salt=salt,
+            generation_prompt_len=draw(st.sampled_from([0, 0, 1, 3])),
         )
         leaves = draw(st.none() | st.none() | st.integers(0, 25))
-        workload.visits.append(Visit(request, draw(st.integers(0, 12)), leaves))
+        workload.visits.append(Visit(request, arrives, leaves))
     return workload
 
 
@@ -135,6 +145,11 @@ class Play:
         }
         self.spoilt: set[int] = set()  # requests whose keys and values were no numbers
         self._steps = 0
+        self._ends: dict[int, int] = {}  # by request: the position of its last token
+        if workload.spoils_behind_ends:
+            for request in [visit.request for visit in workload.visits]:
+                answer, _ = self._plain(request)
+                self._ends[request.id] = len(request.tokens) + len(answer) - 1
         self._schedule = self.engine.scheduler.schedule
         self.engine.scheduler.schedule = self._spoil  # type: ignore[method-assign]
 
@@ -148,8 +163,15 @@ class Play:
                 if number == self._steps and row < len(ids):
                     self.executor.spoils.add((number, int(scheduler_output.batch.slots[row])))
                     self.spoilt.add(ids[row])
+            for row, id in enumerate(ids[: scheduler_output.batch.decode_rows]):
+                if scheduler_output.batch.starts[row] == self._ends.get(id):
+                    self.executor.spoils.add((self._steps, int(scheduler_output.batch.slots[row])))
             self._steps += 1
         return scheduler_output
+
+    def _plain(self, request: EngineRequest) -> tuple[list[int], str]:
+        most = self.workload.config.max_model_len
+        return plain_decoding(request.tokens, request.params, max_model_len=most)
 
     def run(self) -> None:
         visits = self.workload.visits
@@ -216,7 +238,7 @@ class Play:
             assert end.finish == "error" or (left and end.finish == "abort")
             assert not got, "what can never fit is refused"
             return
-        want, reason = plain_decoding(request.tokens, params, max_model_len=config.max_model_len)
+        want, reason = self._plain(request)
         if end.finish == "abort":
             assert visit.leaves is not None and got == want[: len(got)]
         elif end.finish == "error":
@@ -259,9 +281,7 @@ class Play:
         for visit in self.workload.visits:
             other = visit.request
             if other.id != request.id and other.salt == request.salt and config.prefix_cache:
-                answer, _ = plain_decoding(
-                    other.tokens, other.params, max_model_len=config.max_model_len
-                )
+                answer, _ = self._plain(other)
                 pairs = zip(request.tokens, other.tokens + answer, strict=False)
                 same = list(takewhile(lambda pair: pair[0] == pair[1], pairs))
                 longest = max(longest, len(same))

@@ -70,6 +70,12 @@ def snapshot_a_token_short(true: Callable[..., None]) -> Callable[..., None]:
     )
 
 
+def snapshot_of_a_step_not_yet_read(true: Callable[..., None]) -> Callable[..., None]:
+    return lambda self, sequence, state, position, pool, step: true(
+        self, sequence, state, position, pool, None
+    )
+
+
 def snapshot_never_loaded(true: Callable[..., None]) -> Callable[..., None]:
     return lambda self, hit, state, sequence: None
 
@@ -82,6 +88,7 @@ MISTAKES: list[tuple[object, str, Callable[..., Callable[..., object]]]] = [
     (RequestTable, "hold", void_tokens_of_a_prompt_in_the_state),
     (StateSnapshots, "save", snapshot_of_a_later_state),
     (StateSnapshots, "keep", snapshot_a_token_short),
+    (StateSnapshots, "keep", snapshot_of_a_step_not_yet_read),
     (StateSnapshots, "load", snapshot_never_loaded),
     (StateSnapshots, "drop", dropped_snapshot_lost),
     (StepSnapshots, "_add_within", snapshot_a_token_late),
