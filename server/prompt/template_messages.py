@@ -251,12 +251,17 @@ def template_options(body: ChatRequest, tokenizer: ChatTokenizer) -> dict[str, A
 
 
 def _check_switch(effort: str | None, options: Mapping[str, Any]) -> None:
-    """Raises RequestError for an effort that the switch of the template contradicts."""
+    """Raises RequestError for a switch that is misread, or that the effort contradicts."""
     switch = options.get(SWITCH)
+    path = FieldPath("chat_template_kwargs", SWITCH)
+    if isinstance(switch, str):  # which is true in a template, "false" too
+        raise RequestError(
+            '{} is the text "{}": send true or false', (path, switch[:40]), code="invalid_type"
+        )
     if effort is not None and switch is not None and (effort == "none") == bool(switch):
         raise RequestError(
             "{reasoning_effort} is {} and {} is {}, which is the opposite: leave one of them out",
-            (effort, FieldPath("chat_template_kwargs", SWITCH), str(switch).lower()),
+            (effort, path, str(switch).lower()),
         )
 
 

@@ -113,6 +113,16 @@ def test_an_effort_that_the_switch_contradicts_is_refused(
         assert begins(servers["both"]) == rendered
 
 
+def test_a_switch_that_is_a_text_is_refused(servers: dict[str, FakeServer]):
+    answer = post(servers["switch"], chat_template_kwargs={"enable_thinking": "false"})
+    error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (
+        "invalid_type",
+        "chat_template_kwargs.enable_thinking",
+    )
+    assert "send true or false" in error["message"]
+
+
 @pytest.mark.parametrize(("kind", "rendered"), [("both", "[False]"), ("effort", "[effort none]")])
 def test_anthropics_effort_is_nothing_where_thinking_is_disabled(
     servers: dict[str, FakeServer], kind: str, rendered: str
