@@ -37,12 +37,13 @@ class WaitingTokens:
     def take(self, until: int | None) -> tuple[list[int], list[ScoredToken]]:
         """The places of those whose text begins before character `until`, None for all, and, if
         they were kept, the tokens themselves."""
-        count = len(self._offsets) if until is None else bisect_left(self._offsets, until)
-        offsets, scored = self._offsets[:count], (self._scored or [])[:count]
-        del self._offsets[:count]
-        if self._scored is not None:
-            del self._scored[:count]
-        return offsets, scored
+        offsets, scored = self._offsets, self._scored
+        count = len(offsets) if until is None else bisect_left(offsets, until)
+        self._offsets = offsets[count:]
+        if scored is None:
+            return offsets[:count], []
+        self._scored = scored[count:]
+        return offsets[:count], scored[:count]
 
 
 class StopStrings:
