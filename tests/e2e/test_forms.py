@@ -89,7 +89,8 @@ def test_a_choice_is_made(server: Server) -> None:
 
 def test_a_schema_that_cannot_be_enforced_is_refused(server: Server) -> None:
     wrong: Any = {"type": "object", "properties": {"a": {"not": {}}}}
-    form: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": wrong}}
+    strict = {"name": "a", "schema": wrong, "strict": True}
+    form: Any = {"type": "json_schema", "json_schema": strict}
     with pytest.raises(openai.BadRequestError) as refused:
         server.client().chat.completions.create(
             model="tiny-chat", messages=QUESTION, response_format=form

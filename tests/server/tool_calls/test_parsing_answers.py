@@ -114,9 +114,7 @@ def test_what_a_limit_cuts_off_within_a_call_is_no_content(case: ParsingCase):
     format = TOOL_FORMATS[case.tools or ""]
     halves = {word[:length] for word in format.delimiters() for length in range(len(word))}
     for place in range(len(case.text) + 1):
-        machine = parser(case.tools, case.reasoning, starts_in_reasoning=case.within)
-        deltas = machine.feed(case.text[:place])
-        found = joined(deltas + machine.end(limited=True)).content
+        found = split_chunks([case.text[:place]], case.tools, case.reasoning, limited=True).content
         # Half of what would have begun a call is still content: it may be anything.
         kept = [found.removesuffix(half) for half in halves if found.endswith(half)]
         assert any(case.split.content.startswith(each.strip()) for each in kept), found
@@ -128,6 +126,5 @@ def test_a_call_that_a_limit_cuts_off_without_a_delimiter_is_one_by_its_name():
         ('{"name": "weath', '{"name": "weath'),
         ('{"name": "Jane", "para', '{"name": "Jane", "para'),
     ):
-        machine = parser("llama3_json", None)
-        assert joined(machine.feed(text) + machine.end(limited=True)).content == content
+        assert split_chunks([text], "llama3_json", limited=True).content == content
         assert split_chunks([text], "llama3_json").content == text, "the model's own end"

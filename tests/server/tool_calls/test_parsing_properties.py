@@ -27,6 +27,7 @@ from tests.support.parsing.parsing_texts import ParsingCase
     reasoning_names,
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_any_text_is_split_the_same_however_it_is_cut(
     text: str,
@@ -35,8 +36,9 @@ def test_any_text_is_split_the_same_however_it_is_cut(
     reasoning: str | None,
     within: bool,
     parallel: bool,
+    limited: bool,
 ):
-    options = {"starts_in_reasoning": within, "parallel": parallel}
+    options = {"starts_in_reasoning": within, "parallel": parallel, "limited": limited}
     whole = split_chunks([text], tools, reasoning, **options)
     assert split_chunks(chunks_of(text, cuts), tools, reasoning, **options) == whole
     assert split_chunks(text, tools, reasoning, **options) == whole

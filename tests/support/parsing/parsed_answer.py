@@ -58,9 +58,14 @@ def joined(deltas: Iterable[Delta]) -> Split:
 
 
 def split_chunks(
-    chunks: Iterable[str], tools: str | None, reasoning: str | None = None, **options: Any
+    chunks: Iterable[str],
+    tools: str | None,
+    reasoning: str | None = None,
+    *,
+    limited: bool = False,
+    **options: Any,
 ) -> Split:
     """What the chunks of one answer are split into."""
     machine = parser(tools, reasoning, **options)
     deltas = [delta for chunk in chunks for delta in machine.feed(chunk)]
-    return joined(deltas + machine.end())
+    return joined(deltas + machine.end(limited=limited))
