@@ -21,14 +21,20 @@ END_TOKEN = "<|wavefill-end-of-grammar|>"  # a token of our own: stop_ids replac
 MAX_CACHED = 64  # compiled grammars, and
 MAX_CACHED_BYTES = 4 << 20  # of their source text
 MAX_ERROR = 300  # characters of an error
-# Of a core, for a token of one sequence.  The largest schemas that are taken need half of it with
-# 100,000 tokens; grammars that can be read in many ways need ever more as the answer grows.
-SLOW_SECONDS = 0.02
-MAX_SLOW_SECONDS = 4.0  # beyond SLOW_SECONDS, of all tokens of one sequence
+# Of a core, for a token of one sequence.  With 100,000 tokens in a vocabulary the largest schemas
+# that are taken need up to twice that, but a tenth of it on average; grammars that can be read in
+# many ways need ever more as the answer grows.
+SLOW_SECONDS = 0.005
+USUAL_SECONDS = 0.001  # at most, for most sequences
+MAX_SLOW_SECONDS = 10.0  # beyond SLOW_SECONDS, of all tokens of one sequence
 TOO_SLOW = (
     f"its tokens take much longer than {SLOW_SECONDS * 1000:g} ms each; there may be many ways to "
     "read one text, which a simpler form avoids"
 )
+TOO_MANY = (
+    "too many things may come next at one place: make more properties required, or the form simpler"
+)
+LIMITS_OF_LIBRARY = ("Too many items", "Current row has")  # in its messages
 
 
 @dataclass(slots=True)
@@ -149,7 +155,7 @@ class Matchers:
         """Create the matcher of a new sequence and its first mask."""
         matcher = self._matcher(request.grammar)
         if isinstance(matcher, str):
-            return Compiled(request.key, error=matcher)
+            return Compiled(request.key, error=f"the grammar cannot be used: {matcher}")
         sequence = ConstrainedSequence(matcher, request.stop_ids, request.min_tokens)
         first = self.masks([(request.key, sequence)])
         if first.errors or first.ended:
@@ -231,8 +237,8 @@ class Matchers:
             work = [(sequence.matcher, index) for index, sequence in enumerate(sequences)]
             began = time.monotonic()
             self._executor.unsafe_compute_mask_ptr(work, address, width, len(sequences))
-            ordinary = SLOW_SECONDS * (1 + 0.1 * len(sequences) / self.threads)
-            if time.monotonic() - began > ordinary:
+            usual = SLOW_SECONDS + USUAL_SECONDS * len(sequences) / self.threads
+            if time.monotonic() - began > usual:
                 for sequence in sequences:
                     sequence.slow = True
 
@@ -252,5 +258,7 @@ class Matchers:
 
 
 def shorten(error: str) -> str:
-    """The first MAX_ERROR characters of a message of llguidance, which may quote the grammar."""
+    """A message of llguidance, which may quote the grammar: its first MAX_ERROR characters."""
+    if any(words in error for words in LIMITS_OF_LIBRARY):
+        return TOO_MANY
     return error.replace("<non-verbose/>", "").strip()[:MAX_ERROR]

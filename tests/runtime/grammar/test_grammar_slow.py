@@ -5,11 +5,18 @@ from __future__ import annotations
 import pytest
 
 from runtime.grammar.manager import GrammarManager
-from runtime.grammar.matchers import MAX_SLOW_SECONDS, TOO_SLOW, Matchers, Vocabulary
+from runtime.grammar.matchers import MAX_SLOW_SECONDS, TOO_MANY, TOO_SLOW, Matchers, Vocabulary
 from runtime.grammar.messages import Advance, Advanced, Compile
 from runtime.grammar.worker import SlowSequences, advance
 from runtime.messages import RequestOutput
-from tests.support.engine.grammar_engine import Texts, ask, lark_grammar, make_engine, regex_grammar
+from tests.support.engine.grammar_engine import (
+    Texts,
+    ask,
+    lark_grammar,
+    make_engine,
+    regex_grammar,
+    run,
+)
 from tests.support.server.fake_engine import VOCAB
 
 AMBIGUOUS = 'start: s\ns: s s | s s s | s s s s | s t | t s | "a" | ""\nt: s s t | "a" | t s t'
@@ -73,3 +80,13 @@ def test_a_sequence_that_has_used_its_time_ends_and_one_that_waits_too_long(
     matchers.sequences[1].slow_seconds = MAX_SLOW_SECONDS + 1
     assert matchers.advance([(1, [token])]) == Advanced({}, [], {1: TOO_SLOW})
     assert Elsewhere(matchers)._advance(0.0, 2, [token]) == Advanced({}, [], {2: TOO_SLOW})
+
+
+def test_a_grammar_with_too_many_ways_to_go_on_is_refused_in_plain_words(
+    grammars: GrammarManager,
+) -> None:
+    rules = [f'r{index}: "a" "{index}"' for index in range(3000)]
+    wide = "start: " + " | ".join(f"r{index}" for index in range(3000)) + "\n" + "\n".join(rules)
+    got = run(make_engine(grammars, overlap=True), [ask(1, lark_grammar(wide))])
+    end = got[1][-1]
+    assert end.is_request_error and (end.error or "").endswith(f": {TOO_MANY}")
