@@ -148,6 +148,36 @@ class ResolvedConfig(Struct, frozen=True, kw_only=True):
         return -(-self.max_model_len // self.page_size)
 
 
+def dtype_for(
+    requested: DType,
+    model_dtype: str,
+    device: DeviceName,
+    *,
+    has_bfloat16: bool = True,
+    fits_float16: bool = True,
+) -> DTypeName:
+    """The data type for `--dtype requested`; auto: the model's own where the device is fast at it.
+
+    No CPU is fast at float16.
+    model_dtype: of config.json; has_bfloat16: the device does not emulate it; fits_float16: as in
+    ModelConfig.  Raises ConfigError if float16 is requested and does not fit.
+    """
+    if requested == "float16" and not fits_float16:
+        raise ConfigError(
+            "--dtype float16: this model's activations exceed its largest number, 65,504: use "
+            "bfloat16 or float32"
+        )
+    if requested != "auto":
+        return requested
+    if model_dtype == "float32":
+        return "float32"
+    if device == "cpu":
+        return "bfloat16" if model_dtype == "bfloat16" and has_bfloat16 else "float32"
+    if has_bfloat16 and (model_dtype == "bfloat16" or not fits_float16):
+        return "bfloat16"
+    return "float16" if fits_float16 else "float32"
+
+
 def check_values(requested: EngineConfig) -> None:
     """Raises ConfigError for options that are invalid whatever the model."""
     if requested.page_size not in PAGE_SIZES:

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 from model_zoo.config import read_config
 from model_zoo.parallel.sharded_config import sharded_config
-from runtime.config import EngineConfig
+from runtime.config import EngineConfig, dtype_for
 
 HALVES = ("bfloat16", "float16")
 GPU = SimpleNamespace(type="cuda")
@@ -32,10 +32,13 @@ class PredictedKernels(NamedTuple):
 
 
 def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list[PredictedKernels]:
-    """Predictions for this configuration and compute capability.  Raises ModelError."""
+    """Predictions for this configuration and compute capability.
+
+    Raises ModelError or ConfigError.
+    """
     whole = read_config(Path(config.model), images=config.max_image_pixels > 0)
     model = sharded_config(whole, 0, config.tensor_parallel, expert_parallel=config.expert_parallel)
-    dtype = model.dtype if config.dtype == "auto" else config.dtype
+    dtype = dtype_for(config.dtype, model.dtype, "cuda", fits_float16=model.fits_float16)
     if capability[0] != 9 or dtype not in HALVES or config.deterministic:
         return []
     found = [

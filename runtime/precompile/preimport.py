@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from model_zoo.config import ModelError
-from runtime.config import EngineConfig
+from runtime.config import ConfigError, EngineConfig
 from runtime.precompile.pool import Compilers
 from runtime.precompile.predict import predicted_kernels
 
@@ -52,7 +52,7 @@ def _read_triton() -> None:
 def _begin_on_device(config: EngineConfig, compilers: Compilers | None) -> None:
     capability = _open_device()
     if compilers is not None and capability is not None:
-        with suppress(ModelError):
+        with suppress(ModelError, ConfigError):
             for prediction in predicted_kernels(config, capability):
                 compilers.begin(prediction)
 

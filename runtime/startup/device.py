@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from model_zoo.config import ModelConfig
 from model_zoo.layers.error_text import first_line
 from runtime.config import (
     ConfigError,
@@ -19,6 +20,7 @@ from runtime.config import (
     KVDType,
     KVDTypeName,
     StateDType,
+    dtype_for,
 )
 from runtime.host_memory import CGROUP, free_host_bytes
 from runtime.precompile.preimport import has_driver
@@ -91,30 +93,21 @@ def ask_driver() -> tuple[int, int]:
     return code, count.value
 
 
-def choose_dtype(
-    requested: DType, model_dtype: str, device: torch.device, *, fits_float16: bool = True
-) -> DTypeName:
-    """The data type for `--dtype requested`; auto: the model's own where the device is fast at it.
+def choose_dtype(requested: DType, config: ModelConfig, device: torch.device) -> DTypeName:
+    """dtype_for a model on this machine's device.
 
-    A CPU without bfloat16 instructions emulates them several times slower than it does float32,
-    and no CPU is fast at float16.
-    fits_float16: as in ModelConfig.  Raises ConfigError if float16 is requested and does not fit.
+    A CPU without bfloat16 instructions emulates them several times slower than it does float32.
     """
-    if requested == "float16" and not fits_float16:
-        raise ConfigError(
-            "--dtype float16: this model's activations exceed its largest number, 65,504: use "
-            "bfloat16 or float32"
-        )
-    if requested != "auto":
-        return requested
-    if model_dtype == "float32":
-        return "float32"
-    if device.type == "cuda":
-        wide = model_dtype == "bfloat16" or not fits_float16
-        if wide and torch.cuda.is_bf16_supported(including_emulation=False):
-            return "bfloat16"
-        return "float16" if fits_float16 else "float32"
-    return "bfloat16" if model_dtype == "bfloat16" and _cpu_has_bfloat16() else "float32"
+    cuda = device.type == "cuda"
+    return dtype_for(
+        requested,
+        config.dtype,
+        "cuda" if cuda else "cpu",
+        has_bfloat16=(
+            torch.cuda.is_bf16_supported(including_emulation=False) if cuda else _cpu_has_bfloat16()
+        ),
+        fits_float16=config.fits_float16,
+    )
 
 
 def choose_kv_dtype(requested: KVDType, dtype: DTypeName) -> KVDTypeName:

@@ -278,7 +278,7 @@ def resolve_engine_spec(requested: EngineConfig, ranks: Ranks = ALONE) -> Engine
     config = sharded_config(
         whole, ranks.rank, ranks.size, expert_parallel=requested.expert_parallel
     )
-    dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
+    dtype = choose_dtype(requested.dtype, config, device)
     if requested.calculate_kv_scales and choose_kv_dtype(requested.kv_dtype, dtype) != "fp8_e4m3":
         raise ConfigError(
             "--calculate-kv-scales is for pages of fp8, the others have no scales: add --kv-dtype "

@@ -34,7 +34,7 @@ from model_zoo.quantization.weight_scheme import WeightScheme
 from model_zoo.registry import build
 from model_zoo.unsupported.message import explained
 from model_zoo.weight_targets import WeightTargets, canonical_names
-from runtime.config import ConfigError, EngineConfig
+from runtime.config import ConfigError, EngineConfig, dtype_for
 from runtime.memory_plan import size
 from runtime.startup.device import DTYPES, choose_device, choose_dtype
 
@@ -72,14 +72,18 @@ def target_of(query: FormatQuery, config: ModelConfig) -> Target:
     requested = query.config
     if query.capability is not None:
         major, minor = query.capability
-        own = config.dtype if config.dtype in ("bfloat16", "float16") else "bfloat16"
-        dtype = DTYPES[own if requested.dtype == "auto" else requested.dtype]
+        name = dtype_for(
+            requested.dtype,
+            config.dtype,
+            "cuda",
+            has_bfloat16=major >= 8,
+            fits_float16=config.fits_float16,
+        )
+        dtype = DTYPES[name]
         packs = capable(query.capability, dtype)
         return Target(f"a GPU of compute capability {major}.{minor}", dtype, packs)
     device = choose_device(requested.device)
-    dtype = DTYPES[
-        choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
-    ]
+    dtype = DTYPES[choose_dtype(requested.dtype, config, device)]
     if device.type == "cpu":
         return Target("this CPU", dtype, packs_of(device, dtype))
     packs = capable(torch.cuda.get_device_capability(device), dtype)

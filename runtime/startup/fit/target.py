@@ -23,6 +23,7 @@ from runtime.config import (
     ModelFacts,
     ResolvedConfig,
     check,
+    dtype_for,
     resolve,
     step_limits,
 )
@@ -74,14 +75,12 @@ def target_device(query: FitQuery, config: ModelConfig) -> TargetDevice:
     """
     requested = query.config
     if query.card:
-        own: DTypeName = "bfloat16" if config.dtype == "bfloat16" else "float16"
-        own = "float32" if config.dtype == "float32" else own
-        dtype = own if requested.dtype == "auto" else requested.dtype
+        dtype = dtype_for(requested.dtype, config.dtype, "cuda", fits_float16=config.fits_float16)
         free = max(0, query.card - CONTEXT_BYTES)
         name = f"a GPU of {size(query.card)}"
         return TargetDevice("cuda", name, free, dtype, _layers(query, dtype, config).scheme_of)
     device = choose_device(requested.device)
-    dtype = choose_dtype(requested.dtype, config.dtype, device, fits_float16=config.fits_float16)
+    dtype = choose_dtype(requested.dtype, config, device)
     layers = _layers(query, dtype, config)
     kind: DeviceName = "cuda" if device.type == "cuda" else "cpu"
     name = torch.cuda.get_device_name(device) if kind == "cuda" else "this CPU"

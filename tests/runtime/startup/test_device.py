@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from runtime.config import ConfigError
+from benchmarks.shapes import FAMILIES
+from model_zoo.config import ModelConfig, read_config
+from runtime.config import ConfigError, EngineConfig
 from runtime.executor.transfers import Download
 from runtime.startup import device
 from runtime.startup.device import (
+    DTYPES,
     choose_device,
     choose_dtype,
     choose_threads,
     physical_cores,
 )
+from runtime.startup.fit.target import FitQuery, target_device
+from runtime.startup.format_report import FormatQuery, target_of
 
 CPU = torch.device("cpu")
+
+
+def tiny_config() -> ModelConfig:
+    return read_config(Path("model_zoo/tiny_chat"))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +48,8 @@ def test_cpu_computes_in_the_type_it_is_fast_at(
     monkeypatch: pytest.MonkeyPatch, requested: str, model: str, has_bfloat16: bool, chosen: str
 ) -> None:
     monkeypatch.setattr(device, "_cpu_has_bfloat16", lambda: has_bfloat16)
-    assert choose_dtype(requested, model, CPU) == chosen  # type: ignore[arg-type]
+    config = replace(tiny_config(), dtype=model)
+    assert choose_dtype(requested, config, CPU) == chosen  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -49,9 +61,33 @@ def test_a_model_whose_activations_exceed_float16_is_not_run_in_it(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: has_bfloat16)
     gpu = torch.device("cuda")
-    assert choose_dtype("auto", model, gpu, fits_float16=False) == chosen  # type: ignore[arg-type]
+    config = replace(tiny_config(), dtype=model, fits_float16=False)
+    assert choose_dtype("auto", config, gpu) == chosen
     with pytest.raises(ConfigError, match=r"--dtype float16: .* use bfloat16 or float32"):
-        choose_dtype("float16", "bfloat16", gpu, fits_float16=False)
+        choose_dtype("float16", config, gpu)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [({}, "bfloat16"), ({"dtype": "float16"}, "bfloat16"), ({"dtype": "float32"}, "float32")],
+)
+def test_reports_of_a_gpu_that_is_not_there_have_the_type_of_a_start(
+    tmp_path: Path, fields: dict[str, str], dtype: str
+) -> None:
+    """Of a model whose activations exceed float16."""
+    directory = str(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(FAMILIES["Gemma 3 4B"] | fields))
+    config, requested = read_config(tmp_path), EngineConfig(model=directory)
+    assert target_device(FitQuery(config=requested, card=1 << 36), config).dtype == dtype
+    formats = FormatQuery(config=requested, capability=(9, 0))
+    assert target_of(formats, config).dtype == DTYPES[dtype]
+    half = EngineConfig(model=directory, dtype="float16")
+    for report in (
+        lambda: target_device(FitQuery(config=half, card=1 << 36), config),
+        lambda: target_of(FormatQuery(config=half, capability=(9, 0)), config),
+    ):
+        with pytest.raises(ConfigError, match="--dtype float16"):
+            report()
 
 
 def test_one_core_is_left_to_the_api_process(monkeypatch: pytest.MonkeyPatch) -> None:

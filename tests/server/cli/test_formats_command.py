@@ -14,6 +14,9 @@ from tests.support.cli.reports import wavefill_here
 from tests.support.quantization.gpt_oss_model import write_gpt_oss
 from tests.support.quantization.quantized_models import write_quantized
 
+# The models of these tests are float32, as a GPU would run them.
+HOPPER = ("--capability", "9.0", "--dtype", "bfloat16")
+
 
 def formats(*words: str | Path) -> tuple[int, str, str]:
     """-> exit code, stdout, stderr"""
@@ -43,7 +46,7 @@ def test_stored_and_running_forms_are_compared_on_a_gpu_that_is_not_there(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
     write_quantized(tmp_path, "gptq-act-order")
-    code, out, err = formats_in_a_process(capfd, tmp_path, "--capability", "9.0")
+    code, out, err = formats_in_a_process(capfd, tmp_path, *HOPPER)
     assert (code, err) == (0, "")
     row = row_of(out, "model.layers.*.self_attn.q_proj")
     assert row[1:3] == ["2", "gptq, 4 bits, group 128"]
@@ -56,7 +59,7 @@ def test_stored_and_running_forms_are_compared_on_a_gpu_that_is_not_there(
 
 def test_fp8_codes_with_scales_of_rows_run_as_they_are(tmp_path: Path):
     write_quantized(tmp_path, "fp8-tensor")
-    _, out, _ = formats(tmp_path, "--capability", "9.0")
+    _, out, _ = formats(tmp_path, *HOPPER)
     row = row_of(out, "model.layers.*.mlp.down_proj")
     assert row[2] == "fp8, 8 bits, one scale a tensor" and row[4] == "fp8 in rows"
     assert row[6] == "0.00%"
@@ -64,10 +67,18 @@ def test_fp8_codes_with_scales_of_rows_run_as_they_are(tmp_path: Path):
 
 def test_fp8_codes_with_scales_of_blocks_are_rounded_in_some_products(tmp_path: Path):
     write_quantized(tmp_path, "fp8-block")
-    _, out, _ = formats(tmp_path, "--capability", "9.0")
+    _, out, _ = formats(tmp_path, *HOPPER)
     row = row_of(out, "model.layers.*.mlp.down_proj")
     assert row[2] == "fp8, 8 bits, block 128 x 128" and row[4] == "fp8 in blocks of 128 x 128"
     assert row[3] == row[5] and 0.1 < float(row[6].removesuffix("%")) < 0.4
+
+
+def test_a_model_in_float32_runs_in_it_on_a_gpu_that_is_not_there(tmp_path: Path):
+    """As it does on one that is, where its codes are dequantized."""
+    write_quantized(tmp_path, "fp8-tensor")
+    _, out, _ = formats(tmp_path, "--capability", "9.0")
+    row = row_of(out, "model.layers.*.mlp.down_proj")
+    assert row[4] == "float32, dequantized when loaded"
 
 
 def test_quantizing_while_loading_has_an_error():
@@ -121,7 +132,7 @@ def test_a_capability_is_two_numbers():
 def test_experts_in_tensors_of_all_are_counted_once(tmp_path: Path):
     """4 experts of 2 layers, 320 x 96 each: 17 bytes for 32 codes."""
     write_gpt_oss(tmp_path)
-    code, out, err = formats(tmp_path, "--capability", "9.0")
+    code, out, err = formats(tmp_path, *HOPPER)
     assert code == 0, err
     row = row_of(out, "model.layers.*.mlp.experts.gate_up_proj")
     assert row[1:5] == ["8", "mxfp4, 4 bits, group 32", "127.5 KiB", "fp4 in groups of 32"]
