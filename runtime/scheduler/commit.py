@@ -67,8 +67,9 @@ class Committer:
                 )
             except Exception as error:
                 self._requests.finish_failed(sequence, error)
-        failed = [int(scheduler_output.batch.slots[row]) for row in model_output.errors]
-        self._requests.snapshots.read(self._requests.num_commits, failed, self._pool)
+        if self._requests.snapshots.unread:
+            failed = [int(scheduler_output.batch.slots[row]) for row in model_output.errors]
+            self._requests.snapshots.read(self._requests.num_commits, failed, self._pool)
         return columns
 
     def _commit_plain_rows(

@@ -76,7 +76,7 @@ class StateSnapshots:
         self._index_of: dict[Key, int] = {}
         self._order: EvictionOrder[Key] = EvictionOrder()  # of the same keys
         self._tails: dict[PageHash, set[bytes]] = {}
-        self._unread: list[Unread] = []  # of sequences that have ended, or were preempted
+        self.unread: list[Unread] = []  # of sequences that have ended, or were preempted
         self._saves: list[tuple[int, int]] = []  # (state, snapshot) of the next batch
         self._loads: list[tuple[int, int]] = []  # (snapshot, state)
         self._page_copies: list[tuple[int, int]] = []  # (from, to)
@@ -148,17 +148,17 @@ class StateSnapshots:
         self._saves.append((state, index))
         if step is not None:
             pool.share([page])
-            self._unread.append(Unread(step, sequence.slot, key, index, position, page, name))
+            self.unread.append(Unread(step, sequence.slot, key, index, position, page, name))
             return
         pool.cache_page(page, name)
         self._put(key, index, position)
 
     def read(self, step: int, failed_slots: Collection[int], pool: PagePool) -> None:
         """The results of a step have been read: what its rows left is right, or is forgotten."""
-        unread, self._unread = self._unread, []
+        unread, self.unread = self.unread, []
         for one in unread:
             if one.step > step:
-                self._unread.append(one)
+                self.unread.append(one)
                 continue
             if one.slot in failed_slots:
                 self._free.append(one.place)
@@ -178,7 +178,7 @@ class StateSnapshots:
 
     def held_pages(self) -> list[list[int]]:
         """Those that wait for the results of a step."""
-        return [[one.page] for one in self._unread]
+        return [[one.page] for one in self.unread]
 
     def drop(self, sequence: Sequence) -> None:
         """The sequence loses its slot: what was to become a snapshot does not."""
@@ -281,7 +281,7 @@ class StateSnapshots:
     def check_integrity(self, running: list[Sequence]) -> None:
         """Assert that every place is free, to be filled, or has one name."""
         pending = [index for one in running for _, index in one.pending_snapshots]
-        pending += [one.place for one in self._unread]
+        pending += [one.place for one in self.unread]
         places = [*self._free, *self._index_of.values(), *pending]
         assert sorted(places) == list(range(self.count))
         found = {Key(parent, tail) for parent, tails in self._tails.items() for tail in tails}
