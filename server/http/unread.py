@@ -14,6 +14,7 @@ from typing import Protocol
 log = logging.getLogger("wavefill.server")
 
 UNREAD_SECONDS = 60.0  # in which a client has to take something of what waits for it
+LOOKS = 12  # at a connection in this time
 MAX_UNREAD_BYTES = 1 << 30  # of all connections of a process
 WARNING_SECONDS = 60.0  # between two lines of the log
 
@@ -43,7 +44,7 @@ class UnreadAnswers:
 
     def paused(self, connection: Connection) -> None:
         """More waits for the client than its connection takes."""
-        self._watch(connection, connection.unread_bytes())
+        self._watch(connection, connection.unread_bytes(), 0)
         if sum(num_bytes for num_bytes, _ in self._unread.values()) > MAX_UNREAD_BYTES:
             largest = max(self._unread, key=lambda each: self._unread[each][0])
             self._cut(largest, f"all answers that wait had more than {MAX_UNREAD_BYTES} bytes")
@@ -53,15 +54,17 @@ class UnreadAnswers:
         if connection in self._unread:
             self._unread.pop(connection)[1].cancel()
 
-    def _watch(self, connection: Connection, num_bytes: int) -> None:
-        loop = asyncio.get_running_loop()
-        timer = loop.call_later(UNREAD_SECONDS, self._check, connection, num_bytes)
+    def _watch(self, connection: Connection, num_bytes: int, in_vain: int) -> None:
+        loop, seconds = asyncio.get_running_loop(), UNREAD_SECONDS / LOOKS
+        timer = loop.call_later(seconds, self._look, connection, num_bytes, in_vain)
         self._unread[connection] = num_bytes, timer
 
-    def _check(self, connection: Connection, before: int) -> None:
+    def _look(self, connection: Connection, before: int, in_vain: int) -> None:
         num_bytes = connection.unread_bytes()
         if num_bytes < before:
-            self._watch(connection, num_bytes)
+            self._watch(connection, num_bytes, 0)
+        elif in_vain + 1 < LOOKS:
+            self._watch(connection, num_bytes, in_vain + 1)
         else:
             self._cut(connection, f"nothing of its answer was read for {UNREAD_SECONDS:g} s")
 
