@@ -73,7 +73,8 @@ def test_bodies_that_are_too_large_together_are_429(
                 break
         assert answer.status_code == 429
         assert error(answer) == {
-            "message": "the bodies of open requests have more than 4000 bytes: try again later",
+            "message": "the bodies of open requests have more than 4000 bytes: try again later "
+            "(the operator can raise --max-body-bytes)",
             "type": "rate_limit_error",
             "param": None,
             "code": "rate_limit_exceeded",
