@@ -42,11 +42,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Kernels of these tests are interpreted sooner."""
+    """Kernels of these tests are interpreted sooner, and with a GPU's minimum of NaN."""
     if session.items and os.environ.get("TRITON_INTERPRET") == "1":
         from tests.support.interpreter.fast_interpreter import use_fast_interpreter
+        from tests.support.interpreter.minimum_of_nan import use_minimum_of_gpus
 
         use_fast_interpreter()
+        use_minimum_of_gpus()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

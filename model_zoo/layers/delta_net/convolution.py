@@ -104,5 +104,6 @@ def step_size(B):
 def log_decay(A, a_log, dt_bias):
     """g of a, in float32: -exp(A_log) softplus(a + dt_bias)."""
     x = A.to(tl.float32) + dt_bias.to(tl.float32)
-    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
+    small = tl.minimum(x, 20.0, tl.PropagateNan.ALL)  # exp of more may be infinite
+    softplus = tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(small)))
     return -tl.exp(a_log.to(tl.float32)) * softplus

@@ -23,6 +23,8 @@ from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.moe_config import CLAMP_ALPHA, CLAMP_LIMIT
 
 LIMIT, ALPHA = tl.constexpr(CLAMP_LIMIT), tl.constexpr(CLAMP_ALPHA)
+# Of maximum and minimum, as PyTorch's: a broken checkpoint is to be seen in the outputs.
+ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -135,7 +137,7 @@ def expert_product(
 
 @triton.jit
 def sigmoid(z):
-    return 1.0 / (1.0 + tl.exp(-tl.maximum(z, -80.0)))  # exp of more would be infinite
+    return 1.0 / (1.0 + tl.exp(-tl.maximum(z, -80.0, ALL)))  # exp of more would be infinite
 
 
 @triton.jit
@@ -147,8 +149,8 @@ def activated(gate, up, ACTIVATION: tl.constexpr):
         # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
         y = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
-        gate = tl.minimum(gate, LIMIT)
-        up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
+        gate = tl.minimum(gate, LIMIT, ALL)
+        up = tl.minimum(tl.maximum(up, -LIMIT, ALL), LIMIT, ALL)
         y = (up + 1.0) * gate * sigmoid(gate * ALPHA)
     return y
 

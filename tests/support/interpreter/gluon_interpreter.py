@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+from triton.language import PropagateNan
 
 from attention.common.hopper import tma_desc
 from tests.support.kernels.ptx import run_ptx
@@ -241,6 +242,16 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
     return Shared(torch.full(shape, 77, dtype=getattr(dtype, "dtype", dtype)))
 
 
+def _choice(propagating: Callable[..., Any], dropping: Callable[..., Any]) -> Callable[..., Any]:
+    """gl.minimum or gl.maximum, which without PropagateNan.ALL return NaN only of two."""
+
+    def choose(a: Any, b: Any, propagate_nan: Any = PropagateNan.NONE) -> Any:
+        chosen = propagating if propagate_nan == PropagateNan.ALL else dropping
+        return chosen(torch.as_tensor(a), torch.as_tensor(b))
+
+    return choose
+
+
 def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
     def layout(*args: object, **named: object) -> str:
         return "layout"
@@ -251,7 +262,6 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         name: getattr(torch, name)
         for name in ("int8", "uint8", "int16", "int32", "int64", "float16", "bfloat16", "float32")
     }
-    both = lambda function: lambda a, b: function(torch.as_tensor(a), torch.as_tensor(b))  # noqa: E731
     return SimpleNamespace(
         **layouts,
         **types,
@@ -271,8 +281,8 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         exp=torch.exp,
         exp2=torch.exp2,
         rsqrt=torch.rsqrt,
-        minimum=both(torch.minimum),
-        maximum=both(torch.maximum),
+        minimum=_choice(torch.minimum, torch.fmin),
+        maximum=_choice(torch.maximum, torch.fmax),
         cdiv=lambda a, b: (a + b - 1) // b,
         join=lambda a, b: torch.stack([a, b], -1),
         split=lambda x: x.unbind(-1),

@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.language import PropagateNan
 
 from attention.common.hopper import cta_barrier
 from model_zoo.layers.quantized_gemm.hopper.scales import HEIGHT
 from model_zoo.moe_config import CLAMP_ALPHA, CLAMP_LIMIT
 
 LIMIT, ALPHA = gl.constexpr(CLAMP_LIMIT), gl.constexpr(CLAMP_ALPHA)
+ALL = gl.constexpr(PropagateNan.ALL)  # of maximum and minimum, as PyTorch's
 HALF = gl.constexpr(32)  # gates of a warpgroup's tile
 
 
@@ -36,7 +38,7 @@ def weighted(acc, ROW_SCALES, BIAS, expert, n, outputs, FACTOR: gl.constexpr, bi
 
 @gluon.jit
 def sigmoid(z):
-    return 1.0 / (1.0 + gl.exp(-gl.maximum(z, -80.0)))  # exp of more would be infinite
+    return 1.0 / (1.0 + gl.exp(-gl.maximum(z, -80.0, ALL)))  # exp of more would be infinite
 
 
 @gluon.jit
@@ -48,8 +50,8 @@ def activated(gate, up, ACTIVATION: gl.constexpr):
         # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
         y = gate * sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)) * up
     else:
-        gate = gl.minimum(gate, LIMIT)
-        up = gl.minimum(gl.maximum(up, -LIMIT), LIMIT)
+        gate = gl.minimum(gate, LIMIT, ALL)
+        up = gl.minimum(gl.maximum(up, -LIMIT, ALL), LIMIT, ALL)
         y = (up + 1.0) * gate * sigmoid(gate * ALPHA)
     return y
 

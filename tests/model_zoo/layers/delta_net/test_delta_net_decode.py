@@ -128,6 +128,13 @@ def test_states_at_borders_are_kept(device: str, before: int):
     assert_right(case)
 
 
+def test_nan_of_a_decay_reaches_the_outputs(device: str):
+    case = delta_net_case([1, 2], [9, 3], heads=(1, 2), device=device)
+    case.weights.dt_bias[1] = float("nan")
+    out = run(case).unflatten(1, (2, -1))
+    assert out[:, 1].isnan().all() and not out[:, 0].isnan().any()
+
+
 def test_states_after_each_token_are_kept(device: str):
     """As a row needs them of whose drafts some are refused."""
     table = int32([3, 4, 5, 0, -1, -1], device).view(2, 3)

@@ -78,6 +78,32 @@ def test_every_activation_and_biases_are_applied(device: str, tokens: int, activ
     check(few_experts(device, activation=activation, bias=True), tokens, tiles=UNEVEN)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, about NaN
+@pytest.mark.parametrize("tokens", [3, 12])
+@pytest.mark.parametrize("half", ["gates", "ups"])
+@pytest.mark.parametrize("activation", ["silu_mul", "gelu_tanh_mul", "clamped_swiglu"])
+def test_nan_of_a_broken_checkpoint_reaches_the_outputs(
+    device: str, activation: Activation, half: str, tokens: int
+):
+    experts = few_experts(device, activation=activation)
+    weight = experts.gate_up.weight  # [experts, gates before ups, hidden]
+    assert weight is not None
+    weight[:, 0 if half == "gates" else experts.inner] = float("nan")
+    ids, weights = routing("balanced", tokens, experts)
+    x = torch.ones(tokens, experts.hidden, dtype=FP16, device=device)
+    assert run_experts(experts, x, ids, weights, tiles=SMALL).isnan().all()
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("tokens", [3, 12])
+def test_nan_of_the_shared_experts_gate_reaches_the_outputs(device: str, tokens: int):
+    experts = few_experts(device)
+    ids, weights = routing("balanced", tokens, experts)
+    x = torch.ones(tokens, experts.hidden, dtype=FP16, device=device)
+    gate = torch.full((tokens,), float("nan"), dtype=FP16, device=device)
+    assert run_experts(experts, x, ids, weights, x, gate, SMALL).isnan().all()
+
+
 @pytest.mark.parametrize("tokens", [4, 20])
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_shared_expert_is_added_with_its_gate(device: str, tokens: int, gated: bool):

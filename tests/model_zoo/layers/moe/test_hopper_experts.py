@@ -158,6 +158,24 @@ def test_activations_biases_and_the_shared_expert(device: str, tokens: int, acti
 
 @on_cpu
 @pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize("half", ["gates", "ups", "shared gate"])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_nan_of_a_broken_checkpoint_reaches_the_outputs(device: str, tokens: int, half: str):
+    experts = some_experts(device, hidden=96, inner=40, activation="clamped_swiglu")
+    ids, weights = routing("balanced", tokens, experts)
+    x = torch.ones(tokens, experts.hidden, dtype=FP16, device=device)
+    gate = torch.zeros(tokens, dtype=FP16, device=device)
+    if half == "shared gate":
+        gate[:] = float("nan")
+    else:
+        weight = experts.gate_up.weight  # [experts, gates before ups, hidden]
+        assert weight is not None
+        weight[:, 0 if half == "gates" else experts.inner] = float("nan")
+    assert run_experts(experts, x, ids, weights, x, gate, SMALL).isnan().all()
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
 @pytest.mark.parametrize(
     "weights, tiles",
     [
