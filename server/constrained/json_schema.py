@@ -6,29 +6,25 @@ What passes here is compiled by the grammar library, which has the last word.
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
 from server.apis.openai.response_format_schema import MAX_REGEX, MAX_SCHEMA
 from server.constrained.grammar_text import GUIDANCE
+from server.constrained.schema_tree import LISTS, MAPS, NESTED, Node, rebuilt, walk
 from server.errors import FieldPath, RequestError
-from server.http.validation import fields_of, items_of, kind_of
+from server.http.validation import fields_of, items_of
 
 MAX_SCHEMAS = 1 << 20  # bytes of JSON, of several schemas of one request
-MAX_DEPTH = 40  # schemas inside schemas
 MAX_PROPERTIES = 5000  # OpenAI's limit
 # Any of them may be next, so each costs time at every token.  The library's own limit is 498.
 MAX_OPTIONAL = 480
 CODE = "unsupported_schema"
 MAX_VALUES = 10_000  # of all enums together
 
-NESTED = frozenset({"additionalProperties", "additionalItems", "items"})
-LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
-MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
 OTHERS = (
     *("type", "enum", "const", "required", "$ref", "format", "pattern"),
     *("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
@@ -60,7 +56,6 @@ REFUSED: dict[str, tuple[str, tuple[object, ...]]] = {
     "nullable": ('use "type": [..., "null"]', (False,)),
     GUIDANCE: ("use the options of `structured_outputs`", ()),
 }
-BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]")  # look-around and back-references
 KNOWN = sorted({*NESTED, *LISTS, *MAPS, *OTHERS, *REFUSED})
 
 
@@ -77,12 +72,6 @@ def check_total(schemas: Iterable[object], param: FieldPath) -> None:
             )
 
 
-class Node(NamedTuple):
-    schema: dict[str, Any]
-    path: FieldPath
-    depth: int
-
-
 def check_schema(
     schema: dict[str, Any], param: FieldPath, *, strict: bool | None = None
 ) -> dict[str, Any]:
@@ -97,7 +86,7 @@ def check_schema(
             "the schema in {} has {} bytes: at most {} are taken", (param, size, MAX_SCHEMA)
         )
     properties = values = 0
-    nodes = list(_walk(schema, param))
+    nodes = list(walk(schema, param))
     for node in nodes:
         _check_keywords(node, strict)
         properties += len(fields_of(node.schema.get("properties")))
@@ -110,35 +99,7 @@ def check_schema(
                 param=node.path,
             )
     _check_optional(nodes)
-    return _rebuilt(schema, lambda each: {key: each[key] for key in each if key not in REFUSED})
-
-
-def _walk(schema: dict[str, Any], param: FieldPath) -> Iterator[Node]:
-    """All schemas inside a schema, the outer ones first."""
-    waiting = [Node(schema, param, 0)]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        if node.depth == MAX_DEPTH:
-            raise RequestError(
-                "the schema is nested deeper than {} levels at {}: use $ref", (MAX_DEPTH, node.path)
-            )
-        waiting.extend(reversed(list(_children(node))))
-
-
-def _children(node: Node) -> Iterator[Node]:
-    for key, value in node.schema.items():
-        path, depth = node.path / key, node.depth + 1
-        if key in MAPS:
-            for name, inner in fields_of(value).items():
-                if kind_of(inner) == "object":
-                    yield Node(fields_of(inner), path / name[:64], depth)
-        elif key in NESTED and kind_of(value) == "object":
-            yield Node(fields_of(value), path, depth)
-        elif key in LISTS:
-            for index, inner in enumerate(items_of(value)):
-                if kind_of(inner) == "object":
-                    yield Node(fields_of(inner), path / index, depth)
+    return rebuilt(schema, lambda each: {key: each[key] for key in each if key not in REFUSED})
 
 
 def _check_keywords(node: Node, strict: bool | None) -> None:
@@ -198,92 +159,3 @@ def _misspelt(key: str) -> str | None:
     similar = [each for each in KNOWN if each[0] == key[0] or each[-1] == key[-1]]
     close = difflib.get_close_matches(key[:64], similar, n=1, cutoff=0.88)
     return same or (close[0] if close else None)
-
-
-def _rebuilt(
-    schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]
-) -> dict[str, Any]:
-    """A copy in which every schema went through `change`, the values of enums and const apart."""
-
-    def inner(value: object) -> object:
-        return _rebuilt(fields_of(value), change) if kind_of(value) == "object" else value
-
-    copy: dict[str, Any] = {}
-    for key, value in change(schema).items():
-        if key in MAPS and kind_of(value) == "object":
-            copy[key] = {name: inner(each) for name, each in fields_of(value).items()}
-        elif key in LISTS and kind_of(value) == "array":
-            copy[key] = [inner(each) for each in items_of(value)]
-        else:
-            copy[key] = inner(value) if key in NESTED else value
-    return copy
-
-
-def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which objects with `properties` have no others, unless they say so."""
-
-    def closed(each: dict[str, Any]) -> dict[str, Any]:
-        return {"additionalProperties": False, **each} if "properties" in each else each
-
-    return _rebuilt(schema, closed)
-
-
-def relaxed_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
-    """As check_schema, for a schema without `strict`: what no grammar can express is left out.
-
-    Clients send such schemas for the model to read, with what their validators know; an answer may
-    then break a keyword that check_schema refuses, a pattern with look-around or a format.
-    """
-
-    def possible(each: dict[str, Any]) -> dict[str, Any]:
-        pattern = each.get("pattern")
-        if isinstance(pattern, str) and BEYOND_REGULAR.search(pattern):
-            return {key: each[key] for key in each if key != "pattern"}
-        return each
-
-    checked = _rebuilt(check_schema(schema, param, strict=False), possible)
-    return {**checked, GUIDANCE: {"lenient": True, "coerce_one_of": True}}
-
-
-def strict_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
-    """As check_schema, for `strict`: where `additionalProperties` is absent, it is false.
-
-    Raises RequestError also where that would forbid the properties of another schema of the same
-    object.
-    """
-    checked = check_schema(schema, param, strict=True)
-    for node in _walk(checked, param):
-        for key, others in _combined(node.schema):
-            meant = [node.schema, *(resolved(each, checked) for each in others)]
-            listing = [each for each in meant if "properties" in each]
-            if len(listing) > 1 and any("additionalProperties" not in each for each in listing):
-                raise RequestError(
-                    "{} describes one object by several schemas, and with `strict` "
-                    "each of them forbids the properties of the others: write the properties into "
-                    "one object, or set `additionalProperties` in each",
-                    node.path / key,
-                    code=CODE,
-                )
-    return forbid_additional(checked)
-
-
-def _combined(schema: dict[str, Any]) -> Iterator[tuple[str, list[object]]]:
-    """What a value must fit besides a schema's own keywords, with the keyword that requires it."""
-    if "$ref" in schema:
-        yield "$ref", [{"$ref": schema["$ref"]}]
-    yield "allOf", items_of(schema.get("allOf"))
-    for key in ("anyOf", "oneOf"):
-        for case in items_of(schema.get(key)):
-            yield key, [case]
-
-
-def resolved(schema: object, root: dict[str, Any]) -> dict[str, Any]:
-    """A schema, or the one that its $ref names, such as #/$defs/unit."""
-    fields = fields_of(schema)
-    ref = fields.get("$ref")
-    if not isinstance(ref, str) or not ref.startswith("#/"):
-        return fields
-    found = root
-    for name in ref[2:].split("/"):
-        found = fields_of(found.get(name))
-    return found

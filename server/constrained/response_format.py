@@ -21,13 +21,8 @@ from server.constrained.grammar_text import (
     literal,
     with_whitespace,
 )
-from server.constrained.json_schema import (
-    check_schema,
-    check_total,
-    forbid_additional,
-    relaxed_schema,
-    strict_schema,
-)
+from server.constrained.json_schema import check_schema, check_total
+from server.constrained.strict_schema import forbid_additional, relaxed_schema, strict_schema
 from server.errors import FieldPath, RequestError
 from server.http.validation import fields_of, items_of, kind_of
 

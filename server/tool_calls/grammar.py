@@ -12,8 +12,9 @@ from typing import Any
 from server.apis.openai.chat_schema import ChatRequest
 from server.apis.openai.tools_schema import INPUT, Tool
 from server.constrained.grammar_text import TEXT, Grammar, GrammarLiterals, literal, with_whitespace
-from server.constrained.json_schema import check_total, relaxed_schema, strict_schema
+from server.constrained.json_schema import check_total
 from server.constrained.reasoning_grammar import CHANNEL, MESSAGE, NEXT, as_rule
+from server.constrained.strict_schema import relaxed_schema, strict_schema
 from server.errors import FieldPath, UnsupportedParameter
 from server.tool_calls.arguments import FREE_RULES, CallRules, arguments, python_arguments
 from server.tool_calls.format_types import ArgumentForm, CallForm, ToolFormat, written_form

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from server.constrained.json_schema import resolved
+from server.constrained.schema_tree import resolved
 from server.http.validation import fields_of, items_of
 from server.tool_calls.parser.literal import as_json, quoted
 

@@ -8,8 +8,8 @@ import pytest
 from openai import BadRequestError
 from tokenizers import Tokenizer
 
-from server.constrained.json_schema import relaxed_schema
 from server.constrained.response_format import json_grammar
+from server.constrained.strict_schema import relaxed_schema
 from server.errors import FieldPath, RequestError
 from tests.support.parsing.format_cases import call
 from tests.support.parsing.tool_grammars import (
