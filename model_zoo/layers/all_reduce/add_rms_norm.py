@@ -24,10 +24,11 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
-from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers
+from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, programs_per_sm
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 AHEAD = 2  # rows that a program has sent before it waits for the first
+SM_REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor and of a thread
 
 
 @triton.jit(do_not_specialize=["rows", "turn_at", "slot"])
@@ -93,10 +94,17 @@ def all_reduce_add_rms_norm(
         *buffers.offsets(turn), part.stride(0), residual.stride(0), out.stride(0),
         RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block, PLUS_ONE=plus_one,
         AHEAD=AHEAD,
-        num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
+        **warps_and_registers(block, norms=1 if post_weight is None else 2),
         **dependent_launch(residual.device),
     )  # fmt: skip
     return out
+
+
+def warps_and_registers(block: int, *, norms: int) -> dict[str, int | None]:
+    """Launch options: the warps of norm_warps, and few enough registers for programs_per_sm."""
+    warps = norm_warps(block, norms=norms)
+    registers = SM_REGISTERS // (programs_per_sm(block) * warps * 32)
+    return {"num_warps": warps, "maxnreg": registers if registers < MOST_REGISTERS else None}
 
 
 def check_operands(

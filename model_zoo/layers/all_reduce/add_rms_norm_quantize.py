@@ -11,10 +11,14 @@ import triton.language as tl
 from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
-from model_zoo.layers.all_reduce.add_rms_norm import AHEAD, check_operands
+from model_zoo.layers.all_reduce.add_rms_norm import (
+    AHEAD,
+    check_operands,
+    warps_and_registers,
+)
 from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
 from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers
-from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
+from model_zoo.layers.kernels.add_rms_norm import rms_norm
 from model_zoo.layers.quantized_gemm.quantize_rows import group_of, room_for, write_codes
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 
@@ -79,7 +83,7 @@ def all_reduce_add_rms_norm_quantize(
             out.scales, out.zeros, eps, count, rows, *buffers.offsets(turn), part.stride(0),
             residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,
             GROUP=group_of(kind), PLUS_ONE=plus_one, AHEAD=AHEAD,
-            num_warps=norm_warps(block, norms=1 if post_weight is None else 2),
+            **warps_and_registers(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip
     return out

@@ -19,8 +19,8 @@ from torch.distributed import ProcessGroup
 
 TURNS = 2
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
-# All programs of a launch must be resident: each waits for its counterpart.  Of wider rows, and
-# with two norms, one fits on an SM.
+# All programs of a launch must be resident: each waits for its counterpart.  Of wider rows one fits
+# on an SM.
 PROGRAMS_PER_SM, NARROW = 2, 4096
 ALIGNMENT = 16  # bytes of a row, which is written and read by so many
 
@@ -215,8 +215,13 @@ def buffer_shape(max_rows: int, size: int, world: int) -> Shape:
     return TURNS, world - 1, max_rows, size
 
 
+def programs_per_sm(size: int) -> int:
+    """For rows of so many numbers."""
+    return PROGRAMS_PER_SM if size <= NARROW else 1
+
+
 def _programs(device: torch.device, size: int) -> int:
     if device.type != "cuda":
         return 4
     sms = torch.cuda.get_device_properties(device).multi_processor_count
-    return (PROGRAMS_PER_SM if size <= NARROW else 1) * sms
+    return programs_per_sm(size) * sms

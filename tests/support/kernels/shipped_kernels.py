@@ -99,7 +99,9 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
+def call_all_reduce_add_norm(
+    world: int, kind: ScaleKind | None = None, *, two_norms: bool = False
+) -> None:
     buffers = SymmetricBuffers(
         memories=(tensor(*buffer_shape(TOKENS, 4096, world)),) * world,
         addresses=(1 << 40,) * world,
@@ -108,10 +110,13 @@ def call_all_reduce_add_norm(world: int, kind: ScaleKind | None = None) -> None:
         programs=264,
     )
     x, weight = tensor(TOKENS, 4096), tensor(4096)
+    post_weight = weight if two_norms else None
     if kind is None:
-        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6)
+        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6, post_weight=post_weight)
     else:
-        all_reduce_add_rms_norm_quantize(buffers, 1, x, x, weight, 1e-6, kind)
+        all_reduce_add_rms_norm_quantize(
+            buffers, 1, x, x, weight, 1e-6, kind, post_weight=post_weight
+        )
 
 
 def call_swiglu(dtype: torch.dtype) -> None:
@@ -243,3 +248,7 @@ for tokens in (1, TOKENS):
 for world in (2, 4):
     SHIPPED[f"all_reduce_add_norm over {world}"] = partial(call_all_reduce_add_norm, world)
 SHIPPED["all_reduce_add_norm_quantize over 2"] = partial(call_all_reduce_add_norm, 2, "block")
+for world in (4, 8):
+    SHIPPED[f"all_reduce_two_norms_quantize over {world}"] = partial(
+        call_all_reduce_add_norm, world, "block", two_norms=True
+    )

@@ -17,6 +17,8 @@ NAMES = (
     "all_reduce_add_norm over 4",
     "all_reduce_add_norm_quantize over 2",
 )
+TWO_NORMS = ("all_reduce_two_norms_quantize over 4", "all_reduce_two_norms_quantize over 8")
+SPILLED = 32  # bytes of a thread
 pytestmark = pytest.mark.slow
 
 
@@ -24,7 +26,7 @@ pytestmark = pytest.mark.slow
 def shipped() -> dict[str, list[dict[str, Any]]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *NAMES]
+    command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *NAMES, *TWO_NORMS]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
@@ -48,6 +50,15 @@ def test_rows_are_read_and_sent_by_16_bytes_and_nothing_is_spilled(
     assert not any(each.startswith(("LDG.E.U16", "STG.E.U16")) for each in operations)
     # Two programs of every SM are resident: each waits for its counterpart on the other ranks.
     assert kernel["resident"] >= 2
+
+
+@pytest.mark.parametrize("name", TWO_NORMS)
+def test_two_programs_of_two_norms_fit_on_a_multiprocessor_as_well(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    """As many as a launch has: one that is not resident would keep its counterparts waiting."""
+    (kernel,) = shipped[name]
+    assert kernel["resident"] >= 2 and kernel["stack"] <= SPILLED
 
 
 @pytest.mark.parametrize("name", NAMES)
