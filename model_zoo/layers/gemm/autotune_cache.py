@@ -47,8 +47,9 @@ LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
 OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "normed_rows.py")
 OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py")
-KERNELS = LAYERS.parents[1] / "attention" / "common"
-SHARED = ("hopper.py", "dependent_launch.py")  # shared with attention kernels
+# Of what kernels import: device functions shared with attention kernels, and constants.
+SHARED = ("hopper.py", "dependent_launch.py", "softmax.py")
+CONSTANTS = ("moe_config.py", "quantization/quantized_weight.py", "quantization/weight_scheme.py")
 LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # a server holds it for milliseconds
 log = logging.getLogger(__name__)
 
@@ -68,8 +69,12 @@ def environment_key(device: torch.device) -> str:
 def sources() -> list[Path]:
     """The source files that a GEMM's time depends on."""
     folders = (LAYERS / name for name in ("gemm", "quantized_gemm", "moe"))
-    here = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
-    return [*here, *(LAYERS / name for name in OTHERS), *(KERNELS / name for name in SHARED)]
+    found = [file for folder in folders for file in sorted(folder.rglob("*.py"))]
+    model_zoo = LAYERS.parent
+    common = model_zoo.parent / "attention" / "common"
+    for folder, names in ((LAYERS, OTHERS), (common, SHARED), (model_zoo, CONSTANTS)):
+        found += [folder / name for name in names]
+    return found
 
 
 def digest(files: Iterable[Path]) -> str:

@@ -278,21 +278,21 @@ def test_a_process_that_keeps_the_lock_holds_no_start_up(
 
 
 def test_choices_depend_on_the_source_of_all_that_is_timed(tmp_path: Path):
-    """What the folder imports, but for where files lie and what --deterministic alone runs."""
-    untimed = {
-        "attention.planner.costs",
-        "attention.common.softmax",
-        "model_zoo.quantization.weight_scheme",  # which a key names
-    }
+    """What the folder imports, but for where files lie; and what any kernel does."""
     origins: set[Path] = set()
-    for file in Path(keeping.__file__).parent.glob("*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module not in untimed:
-                found = find_spec(node.module or "")
-                if (node.module or "").startswith(("model_zoo.", "attention.")) and found:
-                    origins.add(Path(found.origin or ""))
+    for file in sources():
+        text = file.read_text()
+        has_kernel = "\n@triton.jit" in text or "\n@gluon.jit" in text
+        if not has_kernel and file.parent != Path(keeping.__file__).parent:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            module = (isinstance(node, ast.ImportFrom) and node.module) or ""
+            found = module.startswith(("model_zoo.", "attention.")) and find_spec(module)
+            if found and module != "attention.planner.costs":
+                origins.add(Path(found.origin or ""))
     assert {path.resolve() for path in origins} <= {path.resolve() for path in sources()}
-    assert {"linear.py", "silu_mul.py", "dependent_launch.py"} <= {path.name for path in origins}
+    names = {"linear.py", "silu_mul.py", "dependent_launch.py", "softmax.py", "moe_config.py"}
+    assert names <= {path.name for path in origins}
     changed = tmp_path / "linear.py"
     changed.write_text("a faster way\n")
     assert digest([changed]) != digest(sources())
