@@ -95,7 +95,8 @@ def decode_spec(
     max_q_len: int,
     ctas_per_sm: int,
 ) -> SplitPlanSpec:
-    """The spec of the kernel's split plans; raises ValueError for a damaged file of costs.
+    """The spec of the kernel's split plans; raises UnsupportedAttention for a damaged file of
+    costs.
 
     ctas_per_sm: of PlannedKernel.step_ctas_per_sm
     """

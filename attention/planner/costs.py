@@ -7,14 +7,16 @@ entry there use the values below.
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
+from attention.backend import UnsupportedAttention
 from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
+MOST = 1e4  # of any cost: plans count in int32
 PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read by the combine
 
 
@@ -107,24 +109,31 @@ def device_costs(
 ) -> DeviceCosts:
     """The costs of a decode kernel measured on this machine, else those shipped.
 
-    file: tuned_file() if None.  Raises ValueError for a file that cannot be read or parsed.
+    file: tuned_file() if None.  Raises UnsupportedAttention as read_tuned.
     """
     tuned = read_tuned(tuned_file() if file is None else file)
     return tuned.get(device_name, {}).get(kernel) or shipped_costs(device_name, kernel)
 
 
 def read_tuned(file: Path) -> dict[str, dict[str, DeviceCosts]]:
-    """The file as device name -> kernel -> costs; empty if it does not exist."""
+    """The file as device name -> kernel -> costs; empty if it does not exist.
+
+    Raises UnsupportedAttention, with the place and the remedy, if it cannot be read or is damaged.
+    """
     try:
+        devices = _object(json.loads(file.read_bytes()), "the file")
         return {
-            name: {kernel: _checked(values) for kernel, values in kernels.items()}
-            for name, kernels in json.loads(file.read_bytes()).items()
+            name: {
+                kernel: _checked(values, f"{name}, {kernel}")
+                for kernel, values in _object(kernels, name).items()
+            }
+            for name, kernels in devices.items()
         }
     except FileNotFoundError:
         return {}
-    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{file}: not what this version's `wavefill tune` writes ({error!r}): "
+    except (OSError, ValueError, RecursionError) as error:  # JSON's are ValueErrors
+        raise UnsupportedAttention(
+            f"{file}: not what this version's `wavefill tune` writes ({error}): "
             "run it again or delete the file"
         ) from None
 
@@ -133,7 +142,7 @@ def write_tuned(file: Path, device_name: str, costs: Mapping[str, DeviceCosts]) 
     """Merge a device's costs by kernel into the file; other kernels' entries stay."""
     try:
         known = read_tuned(file)
-    except ValueError:  # of another version: overwritten
+    except UnsupportedAttention:  # of another version: overwritten
         known = {}
     known[device_name] = known.get(device_name, {}) | dict(costs)
     text = json.dumps(
@@ -149,8 +158,18 @@ def write_tuned(file: Path, device_name: str, costs: Mapping[str, DeviceCosts]) 
     temporary.replace(file)
 
 
-def _checked(values: dict[str, float]) -> DeviceCosts:
-    for field in fields(DeviceCosts):
-        if not 0 < values[field.name] < math.inf:
-            raise ValueError(f"{field.name} is {values[field.name]}")
-    return DeviceCosts(**values)
+def _checked(values: Any, place: str) -> DeviceCosts:
+    names, found = {field.name for field in fields(DeviceCosts)}, _object(values, place)
+    for problem, wrong in (("lacks", names - found.keys()), ("has", found.keys() - names)):
+        if wrong:
+            raise ValueError(f"{place} {problem} {', '.join(sorted(wrong))}")
+    for name, value in found.items():
+        if type(value) not in (int, float) or not 0 < value < MOST:
+            raise ValueError(f"{name} of {place} is {value!r}, not a number from 0 to {MOST:.0f}")
+    return DeviceCosts(**found)
+
+
+def _object(values: Any, place: str) -> dict[str, Any]:
+    if not isinstance(values, dict):
+        raise ValueError(f"{place} is no JSON object")
+    return values

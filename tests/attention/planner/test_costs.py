@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from attention.backend import UnsupportedAttention
 from attention.dispatch import DECODE, Machine, dispatch
 from attention.planned_kernel import decode_kernel
 from attention.planner import tuning
@@ -27,6 +28,12 @@ from attention.planner.split_plan import HostSplitPlan, Int32Array, SplitPlanSpe
 from attention.planner.timing import GROUP, HEAD_DIM, SHAPE, follows, kernels_of
 
 COSTS = DeviceCosts(read_tbs=2.0, launch_us=4.0, piece_us=1.5, merge_us=0.5, merge_tbs=5.0, rho=1.5)
+
+
+def written(**changed: object) -> str:
+    """A file of COSTS with other fields; None: without the field."""
+    values = {name: x for name, x in (asdict(COSTS) | changed).items() if x is not None}
+    return json.dumps({"NVIDIA H200": {"decode": values}})
 
 
 @pytest.mark.parametrize("device", ["NVIDIA H100 80GB HBM3", "NVIDIA H200"])
@@ -60,20 +67,29 @@ def test_measured_costs_go_before_shipped_ones_kernel_by_kernel(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "found"),
     [
-        "{",
-        "[1]",
-        '{"NVIDIA H200": {"read_tbs": 3.0}}',
-        '{"NVIDIA H200": {"decode": {"read_tbs": 3.0}}}',
-        json.dumps({"NVIDIA H200": {"decode": asdict(replace(COSTS, rho=0))}}),
-        "\udcff",
+        ("{", r"Expecting property name"),
+        ("[" * 100_000, r"recursion"),
+        ("[1]", r"the file is no JSON object"),
+        ('{"NVIDIA H200": {"read_tbs": 3.0}}', r"NVIDIA H200, read_tbs is no JSON object"),
+        (written(read_tbs=None), r"NVIDIA H200, decode lacks read_tbs"),
+        (written(cost=3), r"NVIDIA H200, decode has cost"),
+        (written(rho=0), r"rho of NVIDIA H200, decode is 0, not a number from 0 to 10000"),
+        (written(rho="2"), r"rho of NVIDIA H200, decode is '2', not a number"),
+        (written(rho=True), r"rho of NVIDIA H200, decode is True, not a number"),
+        (written(read_tbs=1e300), r"read_tbs of NVIDIA H200, decode is 1e\+300, not a number"),
+        (written(rho=float("nan")), r"rho of NVIDIA H200, decode is nan, not a number"),
+        ("\udcff", r"codec can't decode"),
     ],
 )
-def test_a_file_that_tune_did_not_write_is_refused_with_the_remedy(tmp_path: Path, text: str):
+def test_a_file_that_tune_did_not_write_is_refused_with_the_place_and_the_remedy(
+    tmp_path: Path, text: str, found: str
+):
     file = tmp_path / "planner.json"
     file.write_bytes(text.encode("utf-8", "surrogateescape"))
-    with pytest.raises(ValueError, match=r"planner\.json: not what .*run it again or delete"):
+    message = rf"planner\.json: not what .*\(.*{found}.*\): run it again or delete"
+    with pytest.raises(UnsupportedAttention, match=message):
         device_costs("NVIDIA H200", file=file)
     write_tuned(file, "NVIDIA H200", {"decode": COSTS})
     assert read_tuned(file) == {"NVIDIA H200": {"decode": COSTS}}
