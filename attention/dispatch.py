@@ -11,6 +11,8 @@ import torch
 from attention.backend import Backend, BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.kv_pool import FP8
 
+NEVER = (99, 0)  # a compute capability that no device has
+
 
 @dataclass(frozen=True, slots=True)
 class Machine:
@@ -36,7 +38,7 @@ class Kernel:
 
     name: str
     since: tuple[int, int]  # compute capability
-    before: tuple[int, int] = (99, 0)
+    before: tuple[int, int] = NEVER
     fp8_since: tuple[int, int] | None = (8, 9)  # pages of float8_e4m3fn; None: never
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32)
     head_dims: range = range(16, 257)
@@ -65,8 +67,10 @@ class Kernel:
         if least <= machine.capability < self.before:
             return ""
         what = "float8 pages need" if fp8 else "it needs"
-        have, need = (f"{major}.{minor}" for major, minor in (machine.capability, least))
-        return f"{what} compute capability {need} or more, this device has {have}"
+        versions = machine.capability, least, self.before
+        have, need, below = (f"{major}.{minor}" for major, minor in versions)
+        bound = "or more" if self.before == NEVER else f"or more and below {below}"
+        return f"{what} compute capability {need} {bound}, this device has {have}"
 
     def _unsupported_shape(self, shape: Shape) -> str:
         stored = (shape.dtype, FP8) if self.fp8_since else (shape.dtype,)

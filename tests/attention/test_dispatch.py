@@ -73,6 +73,15 @@ def test_what_flash2_does_not_serve_auto_leaves_to_mha_and_says_why(machine, cha
         dispatch(machine, "flash2", shape)
 
 
+def test_a_device_that_is_too_new_is_told_which_ones_are_served():
+    message = (
+        r"--attention batch-invariant: it needs compute capability 8\.0 or more and below 10\.0, "
+        r"this device has 10\.0: use --attention mha or auto"
+    )
+    with pytest.raises(UnsupportedAttention, match=message):
+        dispatch(BLACKWELL, "batch-invariant", SHAPE)
+
+
 @pytest.mark.parametrize("name", ["flash1", "flash2"])
 def test_kernels_run_on_a_cpu_only_in_the_interpreter(name: str):
     with pytest.raises(UnsupportedAttention, match=f"--attention {name}.*CUDA.*TRITON_INTERPRET=1"):
