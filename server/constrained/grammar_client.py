@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import OrderedDict
@@ -50,6 +50,7 @@ class GrammarChecker:
         self._schemas = ThreadPoolExecutor(1, thread_name_prefix="schemas")
         self._waiting = 0
         self._verdicts: OrderedDict[bytes, GrammarVerdict] = OrderedDict()  # by digest
+        self._lock = threading.Lock()  # of the verdicts
 
     async def prepare(self, work: Callable[[], T]) -> T:
         """Make a grammar of a request's fields.  Only others like it wait: a schema may be large,
@@ -89,10 +90,11 @@ class GrammarChecker:
             self._waiting -= 1
 
     def _remembered(self, digest: bytes) -> GrammarVerdict | None:
-        verdict = self._verdicts.get(digest)
-        with contextlib.suppress(KeyError):  # there is none, or it was just forgotten
-            self._verdicts.move_to_end(digest)
-        return verdict
+        with self._lock:
+            verdict = self._verdicts.get(digest)
+            if verdict is not None:
+                self._verdicts.move_to_end(digest)
+            return verdict
 
     def _verdict(self, digest: bytes, line: bytes, start: GrammarCheckArgs) -> GrammarVerdict:
         """In the thread: the verdict, which another request for the same may just have got."""
@@ -104,10 +106,11 @@ class GrammarChecker:
         return verdict
 
     def _remember(self, digest: bytes, verdict: GrammarVerdict) -> None:
-        self._verdicts[digest] = verdict
-        size = sum(len(each.grammar) for each in self._verdicts.values())
-        while len(self._verdicts) > MAX_REMEMBERED or size > MAX_REMEMBERED_CHARS:
-            size -= len(self._verdicts.popitem(last=False)[1].grammar)
+        with self._lock:
+            self._verdicts[digest] = verdict
+            size = sum(len(each.grammar) for each in self._verdicts.values())
+            while len(self._verdicts) > MAX_REMEMBERED or size > MAX_REMEMBERED_CHARS:
+                size -= len(self._verdicts.popitem(last=False)[1].grammar)
 
     def _ask(self, start: GrammarCheckArgs, line: bytes) -> GrammarVerdict:
         for _ in range(ATTEMPTS):

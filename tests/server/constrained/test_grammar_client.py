@@ -97,6 +97,24 @@ async def test_large_grammars_are_not_all_remembered(
     checker.close()
 
 
+def test_a_verdict_may_be_looked_up_while_another_one_is_remembered():
+    checker = GrammarChecker()
+    lookups: list[threading.Thread] = []
+
+    class Text(str):
+        def __len__(self) -> int:
+            lookups.append(threading.Thread(target=checker._remembered, args=(b"first",)))
+            lookups[-1].start()
+            lookups[-1].join(0.2)  # it may have to wait until this one is remembered
+            return 1
+
+    for digest in (b"first", b"second", b"third"):
+        checker._remember(digest, GrammarVerdict(grammar=Text()))
+    for lookup in lookups:
+        lookup.join(20)
+        assert not lookup.is_alive()
+
+
 async def test_a_refusal_is_remembered(tokenizer: ChatTokenizer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(grammar_client, "WAIT_SECONDS", 300.0)  # of a machine with other work
     checker = GrammarChecker()
