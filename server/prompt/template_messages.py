@@ -197,12 +197,12 @@ def _arguments(text: str, path: FieldPath) -> object:
 def _cut_object(text: str) -> dict[str, Any] | None:
     """An object of JSON whose end is missing; None for any other text."""
     try:
+        found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
+    except ValueError:  # which this parser also raises where the other would recurse too deeply
+        return None
+    try:
         json.JSONDecoder().raw_decode(text.lstrip())
-    except ValueError:  # nothing ends in it, so that the parser below passes over no text
-        try:
-            found = from_json(text, allow_inf_nan=False, allow_partial="trailing-strings")
-        except ValueError:
-            return None
+    except ValueError:  # nothing ends in it, so that no text was passed over
         return cast("dict[str, Any]", found) if isinstance(found, dict) else None
     return None
 

@@ -283,7 +283,10 @@ def test_a_call_that_was_cut_short_may_be_sent_back(fake: FakeServer, size: int)
     assert f'"arguments": {shown}}}</tool_call>' in prompt_of(fake)
 
 
-@pytest.mark.parametrize("text", ["{} {", "{'city': 1", '{"city": 1,}', "Rome", '"Rome', "}"])
+NO_JSON = ("{} {", "{'city': 1", '{"city": 1,}', "Rome", '"Rome', "}", '{"city": ' + "[" * 5000)
+
+
+@pytest.mark.parametrize("text", NO_JSON, ids=[text[:12] for text in NO_JSON])
 def test_arguments_that_are_no_json_are_refused(fake: FakeServer, text: str):
     call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": text}}
     again = [*ASK["messages"], {"role": "assistant", "tool_calls": [call]}]
