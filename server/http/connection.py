@@ -198,7 +198,8 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._open.append(self.cycle)
         if self.pipeline and self._look is None:
-            self._look_for_client()
+            # Not at once: who has closed its own half only may wait for quick answers.
+            self._look = self.loop.call_later(self.gone_seconds, self._look_for_client)
         # What uvicorn hands the application is the same: it has not run yet.
         if self.parser.get_http_version() == "1.0":
             vars(self.cycle)["send"] = until_close(self.cycle)

@@ -22,7 +22,6 @@ HEAD = b"POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: 10\r\n"
 class HastyProtocol(BoundedProtocol):
     header_seconds = 0.3
     body_seconds = 0.3
-    gone_seconds = 0.1
 
 
 seen: list[list[tuple[bytes, bytes]]] = []  # the headers of each request
@@ -182,6 +181,13 @@ def test_a_client_that_goes_is_noticed_even_if_it_has_sent_further_requests(
     caller.send(*[HEAD + b"\r\n0123456789"] * sent_ahead, pause=0.02)
     caller.socket.close()
     assert gone.wait(10)
+
+
+def test_who_closes_its_own_half_still_gets_quick_answers_to_what_was_sent_ahead(caller: Caller):
+    caller.send((HEAD + b"\r\n0123456789") * 5)
+    caller.socket.shutdown(socket.SHUT_WR)
+    # Once the last one alone is left, the end of the half is read, and is that of the connection.
+    assert caller.rest().count(b"0123456789") >= 4
 
 
 CHUNKS = b"transfer-encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n"
