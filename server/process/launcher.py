@@ -23,7 +23,6 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import count
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -284,16 +283,17 @@ class Launcher:
 
 async def _start_again(name: str, start: Callable[[], Awaitable[None]]) -> None:
     """Until the system has a process for it: the others serve meanwhile."""
-    for attempt in count():
+    seconds = 1.0
+    while True:
         try:
             await start()
             return
         # asyncio has a thread for each process; the process of one without a thread has lost its
         # stdin, and ends.
         except (OSError, RuntimeError) as error:
-            seconds = min(2.0**attempt, MAX_PAUSE_SECONDS)
             log.error("%s cannot be started: %s: next try in %.0f s", name, error, seconds)
             await asyncio.sleep(seconds)
+            seconds = min(2.0 * seconds, MAX_PAUSE_SECONDS)
 
 
 def _log_end(name: str, code: int) -> None:
