@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -17,7 +18,7 @@ from server.process.file_lock import file_lock
 # The kernel takes 107 for a socket's whole path, the longest being grammar-12345678/engine in here.
 MAX_DIRECTORY_BYTES = 83
 PREFIX = "wavefill-"
-LOCK = "lock"
+LOCK = "server.lock"
 
 
 class LaunchError(OSError):
@@ -45,9 +46,17 @@ def socket_directory() -> Generator[Path]:
             )
         directory = Path(name)
         _remove_left(directory.parent)
-        # Named when it is held: a file of this name that is not locked is that of a dead server.
-        with file_lock(directory / "lock.new"):
-            (directory / "lock.new").rename(directory / LOCK)
+        with contextlib.ExitStack() as stack:
+            # Named when it is held: a file of this name without a lock is that of a dead server.
+            new = directory / f"{LOCK}.new"
+            try:
+                stack.enter_context(file_lock(new))
+                new.rename(directory / LOCK)
+            except OSError as error:
+                raise LaunchError(
+                    f"{new}: {error.strerror}: set TMPDIR to a folder with room, on a disk that "
+                    "has file locks"
+                ) from None
             yield directory
 
 
@@ -55,10 +64,20 @@ def _remove_left(parent: Path) -> None:
     """The directories of this user's servers that were killed."""
     for left in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # of another user, or removed meanwhile
-            if left.lstat().st_uid == os.getuid() and (left / LOCK).is_file():
+            if _is_of_a_server(left):
                 with file_lock(left / LOCK) as is_free:
                     if is_free:
                         shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_of_a_server(directory: Path) -> bool:
+    """Whether it is as `socket_directory` makes them, and not the user's own folder of such a name.
+
+    Raises OSError.
+    """
+    status = directory.lstat()
+    made = stat.S_ISDIR(status.st_mode) and stat.S_IMODE(status.st_mode) == 0o700
+    return made and status.st_uid == os.getuid() and (directory / LOCK).is_file()
 
 
 def reserve_metrics(folder: Path, config: ServerConfig) -> None:
