@@ -10,9 +10,10 @@ from server.constrained.grammar_text import GUIDANCE
 from server.constrained.json_schema import CODE, check_schema
 from server.constrained.schema_tree import rebuilt, resolved, walk
 from server.errors import FieldPath, RequestError
-from server.http.validation import items_of
+from server.http.validation import fields_of, items_of
 
-BEYOND_REGULAR = re.compile(r"\(\?<?[=!]|\\[1-9]")  # look-around and back-references
+# Look-around, of which borders of words are one kind, and back-references.
+BEYOND_REGULAR = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bBk])")
 
 
 def forbid_additional(schema: dict[str, Any]) -> dict[str, Any]:
@@ -32,9 +33,12 @@ def relaxed_schema(schema: dict[str, Any], param: FieldPath) -> dict[str, Any]:
     """
 
     def possible(each: dict[str, Any]) -> dict[str, Any]:
-        pattern = each.get("pattern")
+        pattern, named = each.get("pattern"), fields_of(each.get("patternProperties"))
         if isinstance(pattern, str) and BEYOND_REGULAR.search(pattern):
-            return {key: each[key] for key in each if key != "pattern"}
+            each = {key: each[key] for key in each if key != "pattern"}
+        if any(map(BEYOND_REGULAR.search, named)):
+            left = {name: named[name] for name in named if not BEYOND_REGULAR.search(name)}
+            each = {**each, "patternProperties": left}
         return each
 
     checked = rebuilt(check_schema(schema, param, strict=False), possible)

@@ -32,6 +32,13 @@ SCHEMAS: list[tuple[dict[str, Any], str, str]] = [
     ({"type": "integer", "format": "int32"}, "1", '"x"'),
     ({"type": "string", "pattern": LOOK}, '".b"', "1"),
     ({"type": "string", "pattern": r"(a)\1"}, '"b"', "1"),
+    ({"type": "string", "pattern": r"\bb\b"}, '"c"', "1"),
+    ({"type": "string", "pattern": r"^\\1\(?=$"}, r'"\\1(="', r'"\\2'),
+    (
+        {"type": "object", "patternProperties": {"^(?!x)": False, "^b": {"type": "string"}}},
+        '{"c": 1}',
+        '{"b": 1',
+    ),
     ({"oneOf": [{"type": "string"}, {"type": "string", "maxLength": 3}]}, '"abcd"', "1"),
     (
         {"items": {"if": {"type": "string"}, "then": {"minLength": 2}}, "type": "array"},
