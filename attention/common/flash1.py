@@ -108,9 +108,9 @@ def flash1(
     """
     q, k, v, k_scale, v_scale = inputs.q, inputs.k, inputs.v, inputs.k_scale, inputs.v_scale
     (num_tokens, heads, head_dim), kv_heads = q.shape, k.shape[1]
-    assert heads % kv_heads == 0 and k.shape == v.shape and k.shape[3] == head_dim
-    assert (k_scale is not None) == (v_scale is not None) == (k.dtype == torch.float8_e4m3fn)
-    assert inputs.page_table.stride(-1) == 1
+    assert cu_seqlens_q.dtype == cache_seqlens.dtype == torch.int32
+    assert cu_seqlens_q.is_contiguous() and cache_seqlens.is_contiguous()
+    assert len(cu_seqlens_q) == len(cache_seqlens) + 1
     if num_tokens == 0:
         return
     block_d = triton.next_power_of_2(head_dim)

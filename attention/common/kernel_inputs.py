@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 
 
+def _is_float32_row(tensor: Tensor, dim: int = 0) -> bool:
+    return tensor.dtype == torch.float32 and tensor.stride(dim) == 1
+
+
 @dataclass(frozen=True, slots=True)
 class KernelInputs:
     """The tensors of one layer and step, with stride 1 in their last dimension.
@@ -35,8 +39,19 @@ class KernelInputs:
     v_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
-        q, k, v, out = self.q, self.k, self.v, self.out
+        q, k, v, out, table, lse = self.q, self.k, self.v, self.out, self.page_table, self.lse
+        heads, kv_heads = q.shape[1], k.shape[1]
         assert q.stride(-1) == k.stride(-1) == v.stride(-1) == out.stride(-1) == 1
+        assert out.shape == q.shape and k.shape == v.shape and k.shape[3] == q.shape[2]
+        assert heads % kv_heads == 0 and out.dtype == q.dtype and k.dtype == v.dtype
+        assert table.dtype == torch.int32 and table.stride(1) == 1
+        assert lse is None or (lse.shape == out.shape[:2] and _is_float32_row(lse, 1))
+        assert self.sinks is None or (self.sinks.shape == (heads,) and _is_float32_row(self.sinks))
+        fp8 = k.dtype == torch.float8_e4m3fn
+        assert fp8 or k.dtype == q.dtype
+        for scale in (self.k_scale, self.v_scale):
+            assert (scale is not None) == fp8, "scales belong to float8 pages"
+            assert scale is None or (scale.shape == (kv_heads,) and _is_float32_row(scale))
 
     def strides(self) -> tuple[int, ...]:
         """Of q, page_table, k, v, out and lse, in the order of the kernels' parameters."""

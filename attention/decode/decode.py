@@ -228,6 +228,7 @@ def decode(inputs: KernelInputs, plan: SplitPlan, *, config: DecodeConfig | None
     head_dim, kv_heads, page = q.shape[-1], k.shape[1], k.shape[2]
     group = q.shape[1] // kv_heads
     queries = group * spec.max_q_len
+    assert spec.kv_heads == kv_heads, "the plan is for other heads"
     assert plan.partial_out.shape[1:] == (queries, head_dim), "the plan is for other shapes"
     config = config or decode_config(head_dim, q.dtype, queries, k.dtype)
     block_q, block_d = _tile(group, spec.max_q_len, head_dim)

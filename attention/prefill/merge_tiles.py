@@ -77,6 +77,7 @@ def _merge(
 def merge_tiles(tiles: TilePlan, inputs: KernelInputs) -> None:
     """Write out and lse of the tiles in tiles.merges, from tiles.partial_out and partial_lse."""
     spec, head_dim = tiles.spec, inputs.out.shape[-1]
+    assert spec.block_m % ROWS == 0
     split_tiles = spec.split_items // 2  # each has two items or more
     if split_tiles == 0:
         return

@@ -226,7 +226,7 @@ class PrefillConfig:
 
     block_m: int
     block_n: int
-    edge_n: int  # keys of a masked block; at most block_n
+    edge_n: int  # keys of a masked block, of which block_n is a multiple
     warps: int
     stages: int
     ctas_per_sm: int = 1
@@ -257,6 +257,7 @@ def prefill(inputs: KernelInputs, tiles: TilePlan, *, config: PrefillConfig | No
     assert (kv_heads, kv_heads * spec.group) == (spec.kv_heads, q.shape[1]), "plan of other heads"
     assert tiles.partial_out.shape[-1] == head_dim, "the plan is for another head_dim"
     config = config or prefill_config(head_dim, q.dtype)
+    assert spec.block_n % config.edge_n == 0, "the plan is for other tiles"
     _prefill[(spec.programs,)](
         q, k, v, inputs.page_table, tiles.partial_out, tiles.partial_lse, inputs.out, inputs.lse,
         inputs.sinks, inputs.k_scale, inputs.v_scale, tiles.items, tiles.counts, tiles.queue,

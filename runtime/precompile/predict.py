@@ -75,6 +75,8 @@ def compile_attention(
 ) -> None:
     """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
     _compile_only()
+    import torch
+
     from attention.common.kernel_inputs import KernelInputs
     from attention.planner.prefill_tiles import TilePlan, TileSpec
     from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
@@ -93,8 +95,8 @@ def compile_attention(
     )
     q: Any = _FakeTensor(TOKENS, heads, head_dim, dtype=dtype)
     kv: Any = _FakeTensor(PAGES, kv_heads, page, head_dim, dtype=dtype)
-    table: Any = _FakeTensor(ROWS, PAGES, dtype="int32")
-    sinks: Any = _FakeTensor(heads, dtype="float32") if has_sinks else None
+    table: Any = _FakeTensor(ROWS, PAGES, dtype=torch.int32)
+    sinks: Any = _FakeTensor(heads, dtype=torch.float32) if has_sinks else None
     inputs = KernelInputs(q, kv, kv, table, q, scale=head_dim**-0.5, softcap=softcap, sinks=sinks)
     prefill_hopper(inputs, tiles, overlap=True)
 

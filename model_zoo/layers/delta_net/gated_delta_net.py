@@ -119,6 +119,10 @@ def _check(
     assert weights.a_log.shape == weights.dt_bias.shape == (value_heads,)
     assert state.conv.shape == (slots, conv_dim, weights.conv.shape[1] - 1)
     assert all(tensor.stride(1) == 1 for tensor in (qkv, z, b, a))
+    assert state.conv.dtype == weights.conv.dtype == qkv.dtype
+    vectors = weights.a_log, weights.dt_bias, weights.norm, rows.cu_seqlens, rows.cache_seqlens
+    assert all(tensor.is_contiguous() for tensor in (*vectors, rows.slots))
+    assert rows.slots.dtype in (torch.int32, torch.int64)
     assert state.conv[0].is_contiguous() and state.state[0].is_contiguous()
     assert rows.cu_seqlens.shape == (rows.num_rows + 1,)
     assert rows.cache_seqlens.shape == (rows.num_rows,)

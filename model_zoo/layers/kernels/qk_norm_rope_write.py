@@ -220,6 +220,8 @@ def qk_norm_rope_write(
     assert slot_mapping.shape == (tokens,) and slot_mapping.dtype == torch.int64
     assert slot_mapping.is_contiguous()
     assert (q_weight is None) == (k_weight is None)
+    for weight in (q_weight, k_weight):
+        assert weight is None or (weight.shape == (head_dim,) and weight.is_contiguous())
     assert (k_scale is not None) == (v_scale is not None) == fp8, "scales belong to fp8 pages"
     rotated = head_dim + head_dim % 2
     if cos_sin is not None:

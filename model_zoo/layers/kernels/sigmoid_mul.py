@@ -9,6 +9,7 @@
 #   checked   tests/model_zoo/layers/test_small_kernels.py against PyTorch's operations
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -46,6 +47,8 @@ def sigmoid_mul(x: Tensor, gates: Tensor, rows: Tensor | None = None) -> Tensor:
     count, heads, size = x.shape
     assert x.stride(1) == size and x.stride(2) == gates.stride(2) == 1
     assert gates.shape[1:] == x.shape[1:] and (rows is not None or len(gates) == count)
+    if rows is not None:
+        assert rows.shape == (count,) and rows.dtype == torch.int64 and rows.is_contiguous()
     if count:
         values = heads * size
         _sigmoid_mul[(count, triton.cdiv(values, BLOCK))](

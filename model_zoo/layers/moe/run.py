@@ -57,7 +57,9 @@ def run_experts(
         return torch.empty_like(x)
     assert ids.shape == weights.shape == (tokens, experts.top_k) and ids.dtype == torch.int32
     assert ids.is_contiguous() and weights.is_contiguous() and x.stride(1) == 1
-    assert shared is None or shared.is_contiguous()
+    assert x.shape == (tokens, experts.hidden) and weights.dtype == torch.float32
+    assert shared is None or (shared.shape == x.shape and shared.is_contiguous())
+    assert shared_gate is None or (shared is not None and shared_gate.shape == (tokens,))
     tiles = tiles or experts.tiles_of(tokens)
     if isinstance(tiles, HopperTiles):
         return run_hopper(experts, x, ids, weights, shared, shared_gate, tiles)

@@ -49,7 +49,7 @@ class OracleCase:
         pages that none sees are no numbers."""
         page_size = self.k.shape[2]
         for row, (q_len, kv_len) in enumerate(self.rows):
-            first_seen = kv_len - q_len - self.window + 1
+            first_seen = max(kv_len - q_len - self.window + 1, 0)
             first_page = first_seen // page_size
             self.page_table[row, :first_page] = 2**31 - 1
             for position in range(first_page * page_size, first_seen):
