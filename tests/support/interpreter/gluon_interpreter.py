@@ -157,12 +157,20 @@ class Barrier:
 
 
 class Barriers:
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, allocated: list[Barrier]) -> None:
         self.all = [Barrier() for _ in range(number)]
+        allocated += self.all
 
     def index(self, i: Any) -> Barrier:
         assert 0 <= int(i) < len(self.all)
         return self.all[int(i)]
+
+
+def check_barriers(barriers: Sequence[Barrier]) -> None:
+    """That a program leaves no phase half done: each has had the arrivals and bytes it counts."""
+    for i, bar in enumerate(barriers):
+        late = f"{bar.count - bar.pending} of {bar.count} arrivals, {bar.bytes} bytes to come"
+        assert bar.pending == bar.count and bar.bytes == 0, f"barrier {i} is left with {late}"
 
 
 class Descriptor:
@@ -236,10 +244,15 @@ def _inline_asm(
     return tuple(values(x) for x in run_ptx(asm, [word.long() for word in words], outputs))
 
 
-def _allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
-    if layout == "barriers":
-        return Barriers(shape[0])
-    return Shared(torch.full(shape, 77, dtype=getattr(dtype, "dtype", dtype)))
+def _allocation(barriers: list[Barrier]) -> Callable[..., Any]:
+    """gl.allocate_shared_memory; barriers: of the program, to which it adds."""
+
+    def allocate(dtype: torch.dtype, shape: list[int], layout: object) -> Any:
+        if layout == "barriers":
+            return Barriers(shape[0], barriers)
+        return Shared(torch.full(shape, 77, dtype=getattr(dtype, "dtype", dtype)))
+
+    return allocate
 
 
 def _choice(propagating: Callable[..., Any], dropping: Callable[..., Any]) -> Callable[..., Any]:
@@ -252,7 +265,7 @@ def _choice(propagating: Callable[..., Any], dropping: Callable[..., Any]) -> Ca
     return choose
 
 
-def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
+def _language(programs: Callable[[], tuple[int, int]], barriers: list[Barrier]) -> SimpleNamespace:
     def layout(*args: object, **named: object) -> str:
         return "layout"
 
@@ -291,7 +304,7 @@ def _language(programs: Callable[[], tuple[int, int]]) -> SimpleNamespace:
         store=lambda p, value, mask=None: p.store(value, mask),
         atomic_add=lambda p, much: p.add(much),
         inline_asm_elementwise=_inline_asm,
-        allocate_shared_memory=_allocate,
+        allocate_shared_memory=_allocation(barriers),
         warp_specialize=_specialize,
     )
 
@@ -334,8 +347,10 @@ def _jit(function: Any = None, **options: Any) -> Any:
 class Kernel:
     """Launches an interpreted kernel."""
 
-    def __init__(self, function: Callable[..., None], state: list[int]) -> None:
-        self._function, self._state = function, state
+    def __init__(
+        self, function: Callable[..., None], state: list[int], barriers: list[Barrier]
+    ) -> None:
+        self._function, self._state, self._barriers = function, state, barriers
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
         def launch(*args: Any, **named: Any) -> None:
@@ -343,7 +358,9 @@ class Kernel:
                 named.pop(option, None)
             for program in range(grid[0]):
                 self._state[:] = [program, grid[0]]
+                self._barriers.clear()
                 self._function(*(_argument(x) for x in args), **named)
+                check_barriers(self._barriers)
 
         return launch
 
@@ -367,15 +384,15 @@ def _argument(value: Any) -> Any:
 @contextmanager
 def interpreted(kernel: str, *modules: str) -> Iterator[None]:
     """Inside, `kernel` of the last of the modules is interpreted; each may import those before."""
-    state = [0, 1]
-    fakes = _modules(_language(lambda: (state[0], state[1])))
+    state, barriers = [0, 1], []
+    fakes = _modules(_language(lambda: (state[0], state[1]), barriers))
     before = {name: sys.modules.get(name) for name in (*fakes, *modules)}
     try:
         sys.modules.update(fakes)
         for name in modules:
             sys.modules[name] = _executed(name)
         last = sys.modules[modules[-1]]
-        setattr(last, kernel, Kernel(getattr(last, kernel), state))
+        setattr(last, kernel, Kernel(getattr(last, kernel), state, barriers))
         for name in fakes:  # what launches the kernel needs the real ones
             _restore(name, before[name])
         yield
