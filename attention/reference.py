@@ -53,7 +53,8 @@ class ReferenceBackend:
             if scale is not None:
                 new = (new.float() / scale[:, None]).clamp(-LARGEST, LARGEST)
             flat = _bytes(new.reshape(-1, kv.head_dim).to(pages.dtype))
-            _bytes(pages).flatten(0, 1).index_put_(meta.plan.write_kv_slots(kv.group), flat)
+            by_page = _bytes(pages).view(-1, *pages.shape[2:])  # raises where it were a copy
+            by_page.index_put_(meta.plan.write_kv_slots(kv.group), flat)
 
     def attend(
         self,
