@@ -11,7 +11,10 @@ from torch import Tensor
 from attention.kv_pool import KVPool, LayerKV
 from attention.metadata import AttentionMetadata
 
-# A program of a planner kernel holds 8 bytes a row in shared memory, and some GPUs give it 99 KiB.
+# A program of stream-k's planner holds 8 bytes a row in shared memory; 128 KiB of twice as many.
+# Shared memory is carved out of the L1 cache: GPUs of compute capability 8.6 and 8.9 have up to 100
+# KB of it on an SM, 1 KB of which is the driver's for each block (NVIDIA Ampere GPU Architecture
+# Tuning Guide, "Unified Shared Memory/L1/Texture Cache").
 # Compiling it takes ten seconds for this many rows, a minute for twice as many.
 MAX_PLANNED_ROWS = 8192
 

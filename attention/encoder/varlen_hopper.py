@@ -32,8 +32,8 @@ from attention.common.softmax import LOG2E
 from attention.encoder.seqlens import Seqlens
 from attention.encoder.varlen_hopper_config import (
     CONSUMER_ROWS,
+    TWO_CONSUMERS,
     VarlenHopperConfig,
-    varlen_hopper_config,
 )
 from attention.encoder.varlen_hopper_tile import add_last_values, attend, write
 from attention.prefill.prefill_hopper_stages import (
@@ -238,7 +238,7 @@ def varlen_hopper(
     count, three, heads, head_dim = qkv.shape
     assert three == 3 and 64 <= head_dim <= 80 and head_dim % 8 == 0
     assert qkv.stride()[1:] == (heads * head_dim, head_dim, 1)
-    config = config or varlen_hopper_config(head_dim)
+    config = config or TWO_CONSUMERS
     out = torch.empty(count, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     tiles = -(-seqlens.longest // config.rows)
     total_tiles = tiles * heads * len(seqlens.lens)

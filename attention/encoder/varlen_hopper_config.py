@@ -38,8 +38,3 @@ class VarlenHopperConfig:
 # Three consumers with blocks of 128 keys spill registers.
 TWO_CONSUMERS = VarlenHopperConfig(consumers=2, block_n=128, stages=4)
 THREE_CONSUMERS = VarlenHopperConfig(consumers=3, block_n=64, stages=6)
-
-
-def varlen_hopper_config(head_dim: int) -> VarlenHopperConfig:
-    """The configuration for a head_dim."""
-    return TWO_CONSUMERS

@@ -16,8 +16,8 @@ from model_zoo.layers.moe.expert_tile import weight_arguments
 from model_zoo.layers.moe.few_tokens import _few_down, _few_gate_up
 from model_zoo.layers.moe.grouped import GROUP_M, _grouped_down, _grouped_gate_up
 from model_zoo.layers.moe.hopper.run import run_hopper
-from model_zoo.layers.moe.hopper.sum_pairs import sum_pairs
 from model_zoo.layers.moe.hopper.tiles import HopperTiles
+from model_zoo.layers.moe.sum_pairs import sum_pairs
 from model_zoo.layers.moe.tiles import FEW, FEW_COLUMNS, ExpertTiles, ProductTile, Tiles
 from model_zoo.moe_config import Activation
 

@@ -81,7 +81,7 @@ def _load_weights(
         copy_weights(
             w_desc, weights, w_full, SCALES, ZEROS, expert, row_tile,
             part * k_blocks + i % k_blocks, i % STAGES, outputs, inner, scale_blocks, BLOCKS,
-            PER_BLOCK, GATED, GROUPS,
+            PER_BLOCK, GROUPS,
         )  # fmt: skip
 
 

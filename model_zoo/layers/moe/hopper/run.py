@@ -13,8 +13,8 @@ from attention.common.hopper import tma_desc
 from model_zoo.layers.gemm.implementations import TILES, units_in_flight, workspace
 from model_zoo.layers.moe.align import AlignedPairs, align
 from model_zoo.layers.moe.expert_stack import ExpertStack
-from model_zoo.layers.moe.hopper.sum_pairs import sum_pairs
 from model_zoo.layers.moe.hopper.tiles import HEIGHT, HopperTiles
+from model_zoo.layers.moe.sum_pairs import sum_pairs
 from model_zoo.layers.quantized_gemm.hopper.arguments import format_arguments, four_together
 from model_zoo.quantization.weight_scheme import BLOCK
 

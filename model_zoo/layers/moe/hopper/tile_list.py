@@ -82,8 +82,7 @@ def of_expert(
 @gluon.jit
 def copy_weights(
     w_desc, weights, full, SCALES, ZEROS, expert, row_tile, block, stage, outputs, inner,
-    scale_blocks, BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr,
-    GATED: gl.constexpr, GROUPS: gl.constexpr,
+    scale_blocks, BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
     """Start the copies of a unit of an expert's weight, and ask for its scales."""
     ROWS: gl.constexpr = w_desc.block_type.shape[0]
