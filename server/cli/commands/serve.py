@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     from server.process.logs import set_up_logging
 
     settings = read_config_file(args, os.environ)
-    if find_setting("log_format", args, os.environ, settings, str)[1] == "json":
+    if str(find_setting("log_format", args, os.environ, settings, str)[1]).lower() == "json":
         set_up_logging("info", "json")  # also for what is wrong with other options
     config = requested_config(args, os.environ, settings)
     set_up_logging(config.log_level, config.log_format)

@@ -397,7 +397,11 @@ def test_a_second_server_on_a_response_store_ends_with_one_line_that_names_it(tm
 
 @pytest.mark.parametrize(
     ("words", "expected"),
-    [("--max-queue 0", "--max-queue 0: every"), ("/no/such/model", "/no/such/model: no such")],
+    [
+        ("--max-queue 0", "--max-queue 0: every"),
+        ("--log-format JSON --max-queue 0", "--max-queue 0: every"),
+        ("/no/such/model", "/no/such/model: no such"),
+    ],
 )
 def test_a_json_log_has_the_error_that_ends_the_command(words: str, expected: str):
     port = str(free_port())
