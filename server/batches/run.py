@@ -20,7 +20,9 @@ from server.batches.schema import BatchError, BatchErrors, BatchObject, Status, 
 from server.batches.store import BatchStore
 from server.errors import FieldPath, UnsupportedParameter, internal_error
 from server.http.request_context import REQUEST_ID
+from server.http.validation import fields_of
 from server.metrics.metrics import Metrics
+from server.process.pipes import PROCESS_LOST
 
 T = TypeVar("T")
 S = TypeVar("S")
@@ -176,14 +178,15 @@ class BatchRun:
             self.metrics.batch_line(result.completed)
 
     async def _answer(self, line: Line) -> tuple[int, bytes, str] | None:
-        """Status, body and request id; None if the engine failed: the line is retried alone."""
+        """Status, body and request id; None if the engine failed, or a process that tries grammars
+        or decodes images: the line, which may be the cause, is retried alone."""
         for name, why in REFUSED.items():
             if line.body.get(name):
                 error = UnsupportedParameter("{} is not for batches: {}", (FieldPath(name), why))
                 return error.status, error.body(), uuid.uuid4().hex
         while True:
             status, body, request_id = await self._ask(line)
-            if status not in (429, 503):
+            if status not in (429, 503) or _process_lost(body):
                 break
             await asyncio.sleep(RETRY_SECONDS)  # not the fault of the line
         if status >= 500:
@@ -229,6 +232,10 @@ class BatchRun:
         self.store.change(self._id, finalizing)
         self._results.sync()
         self.store.end(self.stored, self._results.sizes(), ended)
+
+
+def _process_lost(body: bytes) -> bool:
+    return fields_of(fields_of(orjson.loads(body)).get("error")).get("code") == PROCESS_LOST
 
 
 async def _first_result(run: Coroutine[Any, Any, T], other: Coroutine[Any, Any, S]) -> T | S:

@@ -12,6 +12,7 @@ from server.errors import Unavailable
 # Of programs that end others, as the system does when memory runs out: the question is asked again.
 KILLS = (-signal.SIGKILL, -signal.SIGTERM)
 ATTEMPTS = 2
+PROCESS_LOST = "process_lost"  # a code
 
 
 def wait_until_ready(descriptor: int, event: int, deadline: float) -> None:
@@ -31,7 +32,7 @@ def process_lost(work: str) -> Unavailable:
     return Unavailable(
         "the process that {} was killed or could not be started: try again soon",
         work,
-        code="process_lost",
+        code=PROCESS_LOST,
         retry_after_s=5,
     )
 

@@ -13,7 +13,10 @@ from msgspec.structs import replace
 
 from runtime.messages import BACKGROUND
 from server.batches.background import BackgroundMetrics, BatchSlots
+from server.batches.run import MAX_FAILURES
+from server.constrained.grammar_client import GrammarChecker
 from server.metrics.metrics import Metrics
+from server.process.pipes import process_lost
 from tests.support.server.batch_server import CHAT, BatchServer, batch_server, line
 
 DAY = 86400
@@ -197,3 +200,22 @@ async def test_lines_wait_while_others_need_the_engine(
     Client.stats = replace(stats, running=0, waiting=0)  # type: ignore[attr-defined]
     Client.pending = 0  # type: ignore[attr-defined]
     assert await slots.acquire(1) == 1
+
+
+async def test_a_line_whose_grammar_ends_every_process_that_tries_it_fails_and_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[bytes] = []
+
+    def die(self: GrammarChecker, start: object, line: bytes) -> None:
+        asked.append(line)
+        raise process_lost("tries grammars")
+
+    monkeypatch.setattr(GrammarChecker, "_ask", die)
+    async with batch_server(tmp_path) as server:
+        server.run_batches()
+        form = {"structured_outputs": {"regex": "a"}}
+        batch = await server.until((await server.create(line("a") + line("b", **form)))["id"])
+        assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+        (record,) = await server.records(batch["error_file_id"])
+        assert record["response"]["status_code"] == 503 and len(asked) == MAX_FAILURES
