@@ -17,7 +17,10 @@ def read_keys(
     keys = list(args.api_key or ())
     if not all(key.strip() for key in keys):  # a variable of the shell that is not set
         raise UsageError("--api-key: it is empty: give a key, or leave the option out")
-    keys += environment.get("WAVEFILL_API_KEY", "").split(",")
+    variable = environment.get("WAVEFILL_API_KEY", "").split(",")
+    if len(variable) > 1 and not any(key.strip() for key in variable):
+        raise UsageError("WAVEFILL_API_KEY: it has commas alone: give a key, or unset it")
+    keys += variable
     listed = settings.get("api-key", tuple[str, ...]) or ()
     keys += listed.split(",") if isinstance(listed, str) else listed
     _, file = find_text("api-key-file", args, environment, settings)

@@ -208,6 +208,7 @@ def test_a_folder_that_cannot_hold_the_sockets_is_an_error_of_one_line(
             {},
             "--dashboard-keys eve: no API key has this name, the server has alice",
         ),
+        ([], {"WAVEFILL_API_KEY": " ,"}, "WAVEFILL_API_KEY: it has commas alone: give a key, or"),
         ([], {"WAVEFILL_DEVICE": "tpu"}, "WAVEFILL_DEVICE tpu: choose one of auto, cpu, cuda"),
         ([], {"WAVEFILL_PREFIX_CACHE": "maybe"}, "WAVEFILL_PREFIX_CACHE maybe: choose on or off"),
     ],
