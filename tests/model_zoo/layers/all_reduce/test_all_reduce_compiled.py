@@ -18,7 +18,6 @@ NAMES = (
     "all_reduce_add_norm_quantize over 2",
 )
 TWO_NORMS = ("all_reduce_two_norms_quantize over 4", "all_reduce_two_norms_quantize over 8")
-SPILLED = 32  # bytes of a thread
 pytestmark = pytest.mark.slow
 
 
@@ -58,7 +57,7 @@ def test_two_programs_of_two_norms_fit_on_a_multiprocessor_as_well(
 ):
     """As many as a launch has: one that is not resident would keep its counterparts waiting."""
     (kernel,) = shipped[name]
-    assert kernel["resident"] >= 2 and kernel["stack"] <= SPILLED
+    assert kernel["resident"] >= 2
 
 
 @pytest.mark.parametrize("name", NAMES)
