@@ -28,6 +28,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     return Vocabulary(str(Texts(tmp_path_factory.mktemp("vocabulary")).file), VOCAB)
 
 
+@pytest.mark.slow
 def test_an_ambiguous_grammar_ends_its_answer_and_no_other(grammars: GrammarManager) -> None:
     engine = make_engine(grammars, overlap=True)
     engine.add(ask(1, A, max_tokens=480, stop_ids=()))
