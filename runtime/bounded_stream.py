@@ -1,6 +1,6 @@
 """BoundedStream: text to a descriptor whose reader may have stopped reading.
 
-A pipe that nobody reads is full after 64 KiB, and a terminal can be stopped: a write to it would
+A pipe without a reader is full after 64 KiB, and a terminal can be stopped: a write to it would
 wait for ever, and with it the event loop or the engine.
 """
 
@@ -100,7 +100,7 @@ class BoundedStream(io.TextIOBase):
 
 
 def missing(lines: int) -> str:
-    return f"lines are missing here ({lines}), since nobody read them"
+    return f"lines are missing here ({lines}), since they were not read in time"
 
 
 def bounded(

@@ -16,7 +16,7 @@ from typing import Any
 from attention.backend import UnsupportedAttention
 from attention.planner.split_plan import EIGHTHS, SplitPlanSpec
 
-MOST = 1e4  # of any cost: plans count in int32
+MAX_COST = 1e4  # of any cost: plans count in int32
 PARTIAL_BYTES = 8  # per element of a partial result: four bytes written, and read by the combine
 
 
@@ -164,8 +164,8 @@ def _checked(values: Any, place: str) -> DeviceCosts:
         if wrong:
             raise ValueError(f"{place} {problem} {', '.join(sorted(wrong))}")
     for name, value in found.items():
-        if type(value) not in (int, float) or not 0 < value < MOST:
-            raise ValueError(f"{name} of {place} is {value!r}, not a number from 0 to {MOST:.0f}")
+        if type(value) not in (int, float) or not 0 < value < MAX_COST:
+            raise ValueError(f"{name} of {place} is {value!r}, not a number from 0 to {MAX_COST:.0f}")
     return DeviceCosts(**found)
 
 

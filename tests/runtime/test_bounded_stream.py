@@ -1,4 +1,4 @@
-"""Text to a pipe, socket or terminal that nobody reads for a while."""
+"""Text to a pipe, socket or terminal that is not read for a while."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def read_all(descriptor: int) -> str:
     while select.select([descriptor], [], [], 0.2)[0]:
         try:
             parts.append(os.read(descriptor, 1 << 16))
-        except OSError:  # of a terminal that nobody has open any more
+        except OSError:  # of a terminal that no process has open any more
             break
         if not parts[-1]:
             break
@@ -68,7 +68,7 @@ def read_on(descriptor: int, stream: TextIO) -> str:
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_log_that_nobody_reads_stops_nothing_and_says_how_much_is_missing(form: str):
+def test_a_log_that_is_not_read_stops_nothing_and_says_how_much_is_missing(form: str):
     command, pipe = [sys.executable, "-c", CODE, form], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin and process.stdout and process.stderr
@@ -120,4 +120,4 @@ def test_a_reader_that_is_gone_is_no_error():
     with os.fdopen(writer, "w") as plain:
         stream = bounded(plain)
         os.close(reader)
-        print("to nobody", file=stream, flush=True)
+        print("unread", file=stream, flush=True)

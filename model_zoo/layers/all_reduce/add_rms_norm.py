@@ -28,7 +28,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, prog
 from model_zoo.layers.kernels.add_rms_norm import norm_warps, rms_norm
 
 AHEAD = 2  # rows that a program has sent before it waits for the first
-SM_REGISTERS, MOST_REGISTERS = 65_536, 255  # of a multiprocessor and of a thread
+SM_REGISTERS, MAX_REGISTERS = 65_536, 255  # of a multiprocessor and of a thread
 
 
 @triton.jit(do_not_specialize=["rows", "turn_at", "slot"])
@@ -104,7 +104,7 @@ def warps_and_registers(block: int, *, norms: int) -> dict[str, int | None]:
     """Launch options: the warps of norm_warps, and few enough registers for programs_per_sm."""
     warps = norm_warps(block, norms=norms)
     registers = SM_REGISTERS // (programs_per_sm(block) * warps * 32)
-    return {"num_warps": warps, "maxnreg": registers if registers < MOST_REGISTERS else None}
+    return {"num_warps": warps, "maxnreg": registers if registers < MAX_REGISTERS else None}
 
 
 def check_operands(

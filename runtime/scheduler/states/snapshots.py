@@ -131,7 +131,7 @@ class StateSnapshots:
         """A decoding sequence ends, or is preempted, with its state and KV at `position`.
 
         step: the one in flight, if it has a row that ends there; until it is read, the snapshot is
-        not found, and nobody else gets the page
+        not found, and no other sequence gets the page
         """
         table, size = sequence.pages.tables[0], self._page_size
         if not self.count or not sequence.may_use_prefix_cache:

@@ -12,9 +12,9 @@ try:
     main(["no-such-command"])
 except SystemExit as end:
     assert end.code == 2
-sys.stderr.write("to nobody")
+sys.stderr.write("unread")
 assert socket.socket().fileno() > 2
-child = "import os; os.write(2, b'to nobody'); print(len(os.read(0, 9)))"
+child = "import os; os.write(2, b'unread'); print(len(os.read(0, 9)))"
 done = subprocess.run([sys.executable, "-c", child], stdout=subprocess.PIPE)
 print(done.returncode, done.stdout, sys.stdin.read() == "")
 """
