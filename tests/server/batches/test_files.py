@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 import sqlite3
 from itertools import pairwise
 from pathlib import Path
@@ -374,47 +372,3 @@ async def test_reading_a_large_form_takes_no_longer_for_what_it_holds(server: Ba
     )
     assert answer.status_code == 200, answer.text
     assert answer.json()["bytes"] == 32_000_000
-
-
-@pytest.mark.parametrize("step", ["write", "sync", "commit"])
-async def test_an_upload_to_a_full_disk_is_503_and_the_next_one_is_stored(
-    server: BatchServer, monkeypatch: pytest.MonkeyPatch, step: str
-):
-    def no_space(*arguments: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def no_commit(*arguments: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    with monkeypatch.context() as patch:
-        if step == "write":
-            patch.setattr("server.batches.upload._Upload.data", no_space)
-        elif step == "sync":
-            patch.setattr("os.fsync", no_space)
-        else:
-            patch.setattr(BatchDatabase, "commit", no_commit)
-        files = {"file": ("in.jsonl", b"{}\n" * 1_000_000)}
-        answer = await server.http.post("/v1/files", data={"purpose": "batch"}, files=files)
-    assert answer.status_code == 503 and answer.headers["retry-after"] == "60"
-    error = answer.json()["error"]
-    assert error["code"] == "store_failed" and "--data-dir" in error["message"]
-    assert await server.upload("{}\n")
-    while len(left_on_disk(server)) > 1:
-        await asyncio.sleep(0.01)
-
-
-async def test_a_batch_on_a_full_disk_is_503(server: BatchServer, monkeypatch: pytest.MonkeyPatch):
-    def no_commit(*arguments: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    id = await server.upload("{}\n")
-    body = {"input_file_id": id, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    with monkeypatch.context() as patch:
-        patch.setattr(BatchDatabase, "commit", no_commit)
-        answers = [
-            await server.http.post("/v1/batches", json=body),
-            await server.http.delete(f"/v1/files/{id}"),
-        ]
-    assert [each.json()["error"]["code"] for each in answers] == ["store_failed"] * 2
-    assert [each.status_code for each in answers] == [503] * 2
-    assert (await server.http.post("/v1/batches", json=body)).status_code == 200
