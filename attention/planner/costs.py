@@ -165,7 +165,8 @@ def _checked(values: Any, place: str) -> DeviceCosts:
             raise ValueError(f"{place} {problem} {', '.join(sorted(wrong))}")
     for name, value in found.items():
         if type(value) not in (int, float) or not 0 < value < MAX_COST:
-            raise ValueError(f"{name} of {place} is {value!r}, not a number from 0 to {MAX_COST:.0f}")
+            limits = f"from 0 to {MAX_COST:.0f}"
+            raise ValueError(f"{name} of {place} is {value!r}, not a number {limits}")
     return DeviceCosts(**found)
 
 
