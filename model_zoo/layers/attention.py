@@ -12,6 +12,7 @@ from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.normed_rows import NormOutput
+from model_zoo.layers.quantized_rows import UnscaledRows
 from model_zoo.layers.rope import rotate
 from model_zoo.parallel.shard import Part
 
@@ -31,6 +32,7 @@ class Attention(nn.Module):
         self.spec = config.attention_specs[index]
         self.qkv, self.out = qkv, out
         self.gated = config.attention_gate
+        qkv.may_leave_scales, out.after_attention = not self.gated, True
         self.sinks: nn.Parameter | None = None
         if self.spec.has_sinks:
             sinks = torch.empty(self.spec.heads, dtype=torch.float32)
@@ -79,7 +81,7 @@ class Attention(nn.Module):
         logit_rows: Tensor | None = None,
     ) -> Tensor:
         """x [T, hidden] -> [T, heads * head_dim], before the output projection; as `add`."""
-        qkv, meta = self.qkv(x), inp.meta
+        qkv, meta = self.qkv(x) if self.gated else self.qkv.unscaled(x), inp.meta
         q = self._prepare(qkv, inp, cos_sin)
         if logit_rows is not None:
             q = q.index_select(0, logit_rows)
@@ -96,6 +98,7 @@ class Attention(nn.Module):
             sinks=self.sinks,
         )
         if self.gated:
+            assert isinstance(qkv, Tensor)
             return self._gate(mixed, qkv, logit_rows).flatten(1)
         return mixed.flatten(1)
 
@@ -115,10 +118,13 @@ class Attention(nn.Module):
             gates = gates.index_select(0, logit_rows)
         return (mixed.float() * gates.float().sigmoid()).to(mixed.dtype)
 
-    def _prepare(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
+    def _prepare(
+        self, qkv: Tensor | UnscaledRows, inp: ModelInput, cos_sin: Tensor | None
+    ) -> Tensor:
         """Q/k norm, rope and KV write -> queries [T, heads, head_dim]."""
-        if fused_kernels.use_fused_kernels(qkv.device):
+        if fused_kernels.use_fused_kernels(self.qkv.device):
             return self._prepare_fused(qkv, inp, cos_sin)
+        qkv = qkv.scaled() if isinstance(qkv, UnscaledRows) else qkv
         spec = self.spec
         q = self._queries(qkv)[..., : spec.head_dim]
         kv = qkv[:, -2 * spec.kv_heads * spec.head_dim :].unflatten(1, (-1, spec.head_dim))
@@ -130,7 +136,9 @@ class Attention(nn.Module):
         inp.backend.write(k, v, inp.kv.layers[self.index], inp.meta)
         return q.contiguous()
 
-    def _prepare_fused(self, qkv: Tensor, inp: ModelInput, cos_sin: Tensor | None) -> Tensor:
+    def _prepare_fused(
+        self, qkv: Tensor | UnscaledRows, inp: ModelInput, cos_sin: Tensor | None
+    ) -> Tensor:
         from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 
         kv = inp.kv.layers[self.index]

@@ -25,6 +25,8 @@ from model_zoo.layers.quantized_rows import (
     QuantizedRows,
     QuantizedRowsGemm,
     ScaleKind,
+    UnscaledGemm,
+    UnscaledRows,
 )
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantized_weight import QuantizedWeight
@@ -202,8 +204,11 @@ class Linear(nn.Module):
         # Other ranks compute the same and need the same bits: none may choose its GEMM by timing.
         self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
+        self.after_attention = False  # whose kernels compute x
         # In a tuple they are no submodules of this one.
         self._next: tuple[tuple[Norm, Consumer], ...] = ()
+        # What reads the output multiplies scales, too: a GEMM may leave them to it (`unscaled`).
+        self.may_leave_scales = False
         self.may_norm = True  # False: GEMMs of few rows leave the norms to a kernel of their own
 
     @property
@@ -233,6 +238,8 @@ class Linear(nn.Module):
         one row to four, which helps older CPUs, costs time there.
         """
         packed, unset = self.packed, self.gemm_of(1) is None
+        if packed is not None:
+            packed.narrow()
         if packed is not None and unset and packed.scheme.multiplies_integers:
             gemm = OneDnnInt8.of(packed.weight)
             self.use_gemms({}, gemm)
@@ -262,6 +269,11 @@ class Linear(nn.Module):
             self._gemms.set(gemms, fallback)
         else:
             self._gemms.update(gemms)
+
+    def replace_gemms(self, gemms: GemmsByRows[GemmImpl]) -> GemmsByRows[GemmImpl]:
+        """Use these; returns those before."""
+        before, self._gemms = self._gemms, gemms
+        return before
 
     def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x [T, in], residual [T, out] -> (what the next norm adds to the residual, residual).
@@ -317,6 +329,14 @@ class Linear(nn.Module):
 
     def for_norm(self, x: NormOutput) -> Addend:
         """x [T, in] -> [T, out], for a norm that adds it."""
+        return self.unscaled(x)
+
+    def unscaled(self, x: NormOutput) -> Tensor | UnscaledRows:
+        """x [T, in] -> [T, out], without its scales if the GEMM leaves them to what follows."""
+        gemm = self.gemm_of(len(x))
+        if isinstance(gemm, UnscaledGemm) and not isinstance(x, NormedRows):
+            x = x.contiguous() if isinstance(x, Tensor) else x
+            return gemm.unscaled(x, self.operand)
         return self(x)
 
     def gemm_of(self, rows: int) -> GemmImpl | None:

@@ -90,7 +90,9 @@ class LinearFactory:
         """
         cut = self.shard.part("inputs", (inputs,))
         if cut is None:
-            return self.linear(inputs, parts, bias=bias, transposed=transposed, after=after)
+            linear = self.linear(inputs, parts, bias=bias, transposed=transposed, after=after)
+            linear.may_leave_scales = summed  # a norm adds the output to the residual
+            return linear
         cuts = dict.fromkeys(parts, cut)
         bias = bias and self.shard.rank == 0
         if not summed:

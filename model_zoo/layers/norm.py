@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend, PartialSum
 from model_zoo.layers.normed_rows import NormedRows, NormOutput
-from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind
+from model_zoo.layers.quantized_rows import Consumer, QuantizedRows, ScaleKind, UnscaledRows
 
 
 class RMSNorm(nn.Module):
@@ -58,6 +58,7 @@ class RMSNorm(nn.Module):
             x = None
         is_partial = isinstance(x, PartialSum)
         if not is_partial and not fused_kernels.use_fused_kernels(residual.device):
+            x = x.scaled() if isinstance(x, UnscaledRows) else x
             if x is not None:
                 residual = residual + (x if post is None else post(x))
             return self(residual), residual
@@ -73,7 +74,7 @@ class RMSNorm(nn.Module):
 
     def _add_fused(
         self,
-        x: Tensor | None,
+        x: Tensor | UnscaledRows | None,
         residual: Tensor,
         post_weight: Tensor | None,
         scales: ScaleKind | None,
@@ -88,8 +89,7 @@ class RMSNorm(nn.Module):
 
         if x is None:
             return norm_of_sum(residual, self.weight, self.eps, plus_one=self.plus_one)
-        add_rms_norm(x, residual, self.weight, self.eps, **options)
-        return x
+        return add_rms_norm(x, residual, self.weight, self.eps, **options)
 
 
 class LayerNorm(nn.Module):

@@ -2,6 +2,8 @@
 
 A GEMM that multiplies fp8 by fp8, or int8 by int8, quantizes its x, or takes it quantized from the
 kernel that computes x, which saves a launch and the 16-bit x.  The codes are the same.
+
+UnscaledRows: the output of such a GEMM before scales, which the kernel that reads it multiplies.
 """
 
 from __future__ import annotations
@@ -39,6 +41,30 @@ class QuantizedRows:
         return self.count
 
 
+@dataclass(frozen=True, slots=True)
+class UnscaledRows:
+    """y [M, N] = values * row_scales * column_scales, rounded to the type of values."""
+
+    values: Tensor  # [M, N]
+    row_scales: Tensor  # [M or more, 1] float32
+    column_scales: Tensor  # [N], of any floating-point type
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def scaled(self) -> Tensor:
+        """y, in operations of their own."""
+        factors = self.row_scales[: len(self)] * self.column_scales.float()
+        return (self.values.float() * factors).to(self.values.dtype)
+
+
+def parts_of(y: Tensor | UnscaledRows) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """-> (values, row scales, column scales), as kernels take them; None: there are none."""
+    if isinstance(y, UnscaledRows):
+        return y.values, y.row_scales, y.column_scales
+    return y, None, None
+
+
 class QuantizedRowsGemm(ABC):
     """A GEMM of activations in 8 bits; its `run`, as every GEMM's, quantizes x first."""
 
@@ -47,6 +73,19 @@ class QuantizedRowsGemm(ABC):
     @abstractmethod
     def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
         """x [M, K] of the same kind, weight [N, K], bias [N] -> x W^T + bias [M, N]."""
+
+
+class UnscaledGemm(QuantizedRowsGemm):
+    """One that leaves the scales to what reads its output, where a layer says that it may."""
+
+    @abstractmethod
+    def unscaled(self, x: Tensor | QuantizedRows, weight: Any) -> UnscaledRows:
+        """x [M, K], quantized to the same kind or not, weight [N, K] -> x W^T [M, N]."""
+
+    def product(self, x: QuantizedRows, weight: Any, bias: Tensor | None) -> Tensor:
+        """As QuantizedRowsGemm.product, in operations of their own; there is no bias."""
+        assert bias is None
+        return self.unscaled(x, weight).scaled()
 
 
 class Consumer(Protocol):

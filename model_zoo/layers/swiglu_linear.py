@@ -14,7 +14,13 @@ from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm, Gem
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.normed_rows import NormOutput
-from model_zoo.layers.quantized_rows import Consumer, Producer, QuantizedRows, QuantizedRowsGemm
+from model_zoo.layers.quantized_rows import (
+    Consumer,
+    Producer,
+    QuantizedRows,
+    QuantizedRowsGemm,
+    UnscaledRows,
+)
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -49,6 +55,7 @@ class SwigluLinear(Linear):
             cuts=cuts,
         )
         self.gate: Gate = "gelu" if gelu else "silu"
+        self.may_leave_scales = True
         self.may_gate = True  # False: GEMMs of few rows leave the activation to a kernel of its own
         self._swiglu_gemms: list[GemmImpl | None] = []  # one for each of SIZES
 
@@ -77,8 +84,8 @@ class SwigluLinear(Linear):
         if gating is not None and (scales is None or isinstance(gating, QuantizedRowsGemm)):
             x = x.contiguous() if isinstance(x, Tensor) else x
             return gating.multiply(x, self.operand, self.bias, self.gate)
-        both = self(x)
-        if fused_kernels.use_fused_kernels(both.device):
+        both = self.unscaled(x)
+        if fused_kernels.use_fused_kernels(self.device):
             if scales is not None:
                 from model_zoo.layers.quantized_gemm.quantize_rows import silu_mul_quantize
 
@@ -86,6 +93,7 @@ class SwigluLinear(Linear):
             from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
             return gelu_tanh_mul(both) if self.gate == "gelu" else silu_mul(both)
+        both = both.scaled() if isinstance(both, UnscaledRows) else both
         gate, up = both.chunk(2, -1)
         return (F.gelu(gate, approximate="tanh") if self.gate == "gelu" else F.silu(gate)) * up
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from model_zoo.layers.delta_net.hopper.choose import run_delta_net_candidates
-from model_zoo.layers.gemm.autotune import run_candidates
+from model_zoo.layers.gemm.autotune import leaving_scales, run_candidates
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
@@ -62,6 +62,9 @@ class MemoryProfiler:
             run_candidates(self._model)  # many kernels: they compile while the steps run
             for batch in all_batch_kinds(self._resolved):
                 run(self.executor, batch)
+            with leaving_scales(self._model) as some:
+                for batch in all_batch_kinds(self._resolved) if some else ():
+                    run(self.executor, batch)
 
     def measure(self) -> MemoryPlan:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
 from model_zoo.layers.normed_rows import NormedRows
+from model_zoo.layers.quantized_rows import UnscaledRows
 
 if TYPE_CHECKING:
     from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
@@ -61,7 +62,7 @@ class PartialSum:
 
 # What a norm adds to the residual: a whole output, or this rank's part of it.  NormedRows: a GEMM
 # has added it, and this is the norm.
-Addend = Tensor | PartialSum | NormedRows
+Addend = Tensor | UnscaledRows | PartialSum | NormedRows
 
 
 class FusedSums:

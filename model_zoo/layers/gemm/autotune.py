@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.check_fused import LARGEST_ERROR, check_fused
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
@@ -47,6 +49,8 @@ class GemmKey:
     swiglu: bool = False  # silu(gate) * up of the output
     scheme: WeightScheme | None = None  # of a quantized weight
     after: Producer | None = None  # the kernel that may quantize x
+    may_leave_scales: bool = False  # as of Linear
+    after_attention: bool = False  # as of Linear
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
@@ -54,6 +58,8 @@ class GemmKey:
             scales = str(self.scheme.scale_dtype).removeprefix("torch.")
             what += f" of {self.scheme.describe(self.inputs)} with {scales} scales"
         what += "" if self.after is None else f" after {self.after}"
+        what += " scaled later" if self.may_leave_scales else ""
+        what += " after attention" if self.after_attention else ""
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -113,12 +119,33 @@ def run_candidates(model: nn.Module) -> None:
     for gemm_key, found in layers_by_key(model).items():
         layer, gate = found[0], gate_of(gemm_key, found)
         before = SmallKernel(
-            layer.after, gemm_key.rows, gemm_key.inputs, dtype=gemm_key.dtype, device=layer.device
+            layer.after,
+            gemm_key.rows,
+            gemm_key.inputs,
+            dtype=gemm_key.dtype,
+            device=layer.device,
+            held=layer.after_attention,
         )
         for gemm in candidates_for(gemm_key, layer.device):
             before.run_with(gemm, layer.operand, layer.bias)
             if gate is not None and isinstance(gemm, GatingGemm):
                 before.run_with(gemm, layer.operand, layer.bias, gate)
+
+
+@contextmanager
+def leaving_scales(model: nn.Module) -> Iterator[bool]:
+    """Inside, layers use the GEMM that leaves scales to the next kernel, for any number of rows, if
+    it is among their candidates; gives whether there are any."""
+    kept: list[tuple[Linear, GemmsByRows[GemmImpl]]] = []
+    for layer in model.modules():
+        if isinstance(layer, Linear) and not layer.is_batch_invariant and _may_leave_scales(layer):
+            kept.append((layer, layer.replace_gemms(GemmsByRows())))
+            layer.use_gemms({}, _unscaled(layer))
+    try:
+        yield bool(kept)
+    finally:
+        for layer, gemms in kept:
+            layer.replace_gemms(gemms)
 
 
 def gate_of(gemm_key: GemmKey, layers: Sequence[Linear]) -> Gate | None:
@@ -138,7 +165,10 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
     if gemm_key.scheme is not None:
         from model_zoo.layers.quantized_gemm.candidates import quantized_candidates
 
-        return quantized_candidates(device, gemm_key.dtype, *shape, gemm_key.scheme)
+        leaves = gemm_key.may_leave_scales
+        return quantized_candidates(
+            device, gemm_key.dtype, *shape, gemm_key.scheme, may_leave_scales=leaves
+        )
     if gemm_key.swiglu:
         return swiglu_candidates(device, *shape, bias=gemm_key.bias)
     return candidates(device, *shape)
@@ -184,9 +214,21 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
         if not isinstance(layer, Linear) or layer.is_batch_invariant or layer.is_replicated:
             continue
         if supports_kernels(layer.device, layer.dtype):
-            gemm_key = GemmKey(layer.outputs, layer.inputs, layer.dtype, layer.bias is not None, 1)
+            gemm_key = GemmKey(
+                layer.outputs,
+                layer.inputs,
+                layer.dtype,
+                bias=layer.bias is not None,
+                rows=1,
+                after_attention=layer.after_attention,
+            )
             if layer.packed is not None:
-                gemm_key = replace(gemm_key, scheme=layer.packed.scheme, after=layer.after)
+                gemm_key = replace(
+                    gemm_key,
+                    scheme=layer.packed.scheme,
+                    after=layer.after,
+                    may_leave_scales=_may_leave_scales(layer),
+                )
             for rows in (*BUCKETS, *_tuned_above(layer)):
                 layers[replace(gemm_key, rows=rows)].append(layer)
             if isinstance(layer, SwigluLinear) and layer.packed is None and layer.gate == "silu":
@@ -200,13 +242,32 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
     return {gemm_key: layers[gemm_key] for gemm_key in sorted(layers, key=order)}
 
 
+def _may_leave_scales(layer: Linear) -> bool:
+    """Of an unquantized weight or of one without a GEMM that does, it would only tell layers of one
+    shape apart."""
+    return _unscaled(layer) is not None
+
+
+def _unscaled(layer: Linear) -> GemmImpl | None:
+    if not layer.may_leave_scales or layer.packed is None or layer.bias is not None:
+        return None
+    from model_zoo.layers.quantized_gemm.candidates import unscaled_mm
+
+    return unscaled_mm(*_shape(layer), layer.packed.scheme)
+
+
 def _tuned_above(layer: Linear) -> tuple[int, ...]:
     """Numbers of rows above BUCKETS to tune, of a quantized weight."""
     if layer.packed is None:
         return ()
     from model_zoo.layers.quantized_gemm.candidates import tuned_above
 
-    return tuned_above(layer.device, layer.dtype, layer.outputs, layer.inputs, layer.packed.scheme)
+    leaves = _may_leave_scales(layer)
+    return tuned_above(*_shape(layer), layer.packed.scheme, may_leave_scales=leaves)
+
+
+def _shape(layer: Linear) -> tuple[torch.device, torch.dtype, int, int]:
+    return layer.device, layer.dtype, layer.outputs, layer.inputs
 
 
 def choose(

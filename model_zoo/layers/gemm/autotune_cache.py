@@ -27,7 +27,11 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegisters,
     DequantizeInRegistersUnsplit,
 )
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.fp8_gemm import (
+    DequantizeThenCublas,
+    ScaledMM,
+    UnscaledMM,
+)
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm
@@ -38,7 +42,8 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm, ExpertTiles, HopperTiles),
+        *(ScaledMM, UnscaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm),
+        *(ExpertTiles, HopperTiles),
     )
 }
 Choices = dict[str, Any]  # by str(GemmKey) or str(ExpertsKey), of the kind that it asks for
@@ -46,7 +51,7 @@ Written = dict[str, dict[str, str | int]]  # Choices in the file
 LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
 OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "normed_rows.py")
-OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py")
+OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py", "kernels/hold.py")
 # Of what kernels import: device functions shared with attention kernels, and constants.
 SHARED = ("hopper.py", "dependent_launch.py", "softmax.py")
 CONSTANTS = ("moe_config.py", "quantization/quantized_weight.py", "quantization/weight_scheme.py")

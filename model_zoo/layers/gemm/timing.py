@@ -1,7 +1,7 @@
 """GemmTimer: times GEMMs on a GPU as in a step: in a CUDA graph, each after a small kernel.
 
-That kernel computes x, and quantizes it for a GEMM that takes it so.  Of a gated layer another one
-follows, unless the GEMM computes the activation.  All are timed together.  So is a NormingGemm,
+The small kernel computes x, and quantizes it for a GEMM that takes it so.  Of a gated layer another
+one follows, unless the GEMM computes the activation.  All are timed together.  So is a NormingGemm,
 although a layer may then run it without that kernel: its lead is larger than what is measured.
 """
 
@@ -22,12 +22,19 @@ from model_zoo.layers.gemm.implementations import (
     Weight,
 )
 from model_zoo.layers.linear import Linear
-from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
+from model_zoo.layers.quantized_rows import (
+    Producer,
+    QuantizedRows,
+    QuantizedRowsGemm,
+    UnscaledGemm,
+    UnscaledRows,
+)
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
 # At least MIN_CALLS, so that a replay takes long beside its two events; fewer if they read so much.
 LONG_BYTES = 1 << 30
 MIN_CALLS, REPLAYS = 6, 5
+HELD_NS = 4000  # of attention of few rows and short contexts on an H200
 SMALL_BYTES, SMALL_CALLS = 1 << 20, 24  # of weights that take no longer than their launch
 # Of many rows, which take longer and vary less.
 MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
@@ -54,17 +61,23 @@ class SmallKernel:
         *,
         dtype: torch.dtype,
         device: torch.device,
+        held: bool = False,
     ) -> None:
-        """after: of the Linear; None: a norm, which does not quantize x"""
+        """after: of the Linear; None: a norm, which does not quantize x
+
+        held: x is there, but the kernel takes HELD_NS, as attention's: the GEMM that it launches
+              loads weights meanwhile, the more of them the more programs it has
+        """
+        self._held = held
         self._after, self._rows = after, rows
         columns = 2 * inputs if after == "silu_mul" else inputs
         self._source = torch.randn(rows, columns, dtype=dtype, device=device)
-        self._x = torch.zeros(rows, inputs, dtype=dtype, device=device)
+        self._x = torch.randn(rows, inputs, dtype=dtype, device=device)
         self._ones = torch.ones(inputs, dtype=dtype, device=device)
 
     def run_with(
         self, gemm: GemmImpl, weight: Weight, bias: Tensor | None, gate: Gate | None = None
-    ) -> Tensor:
+    ) -> Tensor | UnscaledRows:
         """The kernel, then the GEMM of what it has computed, and the gated activation of that."""
         x: Tensor | QuantizedRows
         if isinstance(gemm, QuantizedRowsGemm) and self._writes_codes(gemm):
@@ -73,7 +86,9 @@ class SmallKernel:
             x = self._plain()
         if gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
             return gemm.multiply(x, weight, bias, gate)
-        if isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
+        if isinstance(gemm, UnscaledGemm):  # a candidate of layers that may leave scales
+            product = gemm.unscaled(x, weight)
+        elif isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
             product = gemm.product(x, weight, bias)
         else:
             product = gemm.run(x, weight, bias)
@@ -95,6 +110,11 @@ class SmallKernel:
         return self._after is not None
 
     def _plain(self) -> Tensor:
+        if self._held:
+            from model_zoo.layers.kernels.hold import hold
+
+            hold(self._x.device, HELD_NS)
+            return self._x
         from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
         from model_zoo.layers.kernels.silu_mul import silu_mul
 
@@ -126,14 +146,16 @@ class GemmTimer:
         *,
         after: Producer | None = None,
         gate: Gate | None = None,
+        held: bool = False,
     ) -> None:
-        """dtype: of x; after: as in SmallKernel; gate: of a layer, computed after the product"""
+        """dtype: of x; after, held: as in SmallKernel; gate: of a layer, computed after the
+        product"""
         self._weights, self._bias, self._gate = weights, bias, gate
         long = rows > MAX_ROWS
         self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
         device, inputs = weights[0].device, weights[0].shape[1]
-        self._before = SmallKernel(after, rows, inputs, dtype=dtype, device=device)
+        self._before = SmallKernel(after, rows, inputs, dtype=dtype, device=device, held=held)
         self._stream = side_stream(device)
 
     def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
@@ -199,5 +221,6 @@ def times(
         return [0.0]
     weights = [layer.operand for layer in layers]
     first = layers[0]
-    timer = GemmTimer(weights, first.bias, rows, first.dtype, after=first.after, gate=gate)
+    options = {"after": first.after, "gate": gate, "held": first.after_attention}
+    timer = GemmTimer(weights, first.bias, rows, first.dtype, **options)
     return timer.microseconds(gemms)

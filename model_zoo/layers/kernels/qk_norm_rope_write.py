@@ -4,14 +4,16 @@
 #   reads     qkv [T, (heads + 2 * kv_heads) * D] bf16, fp16 or fp32, with gates D more values after
 #             each head's query; cos_sin [T, R], cos in the first R / 2 columns and sin in the rest,
 #             or none: R <= D values of a head are rotated; q_weight, k_weight [D] of the norms, or
-#             none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8
+#             none; slot_mapping [T] int64; k_scale, v_scale [kv_heads] fp32 if pages hold fp8;
+#             scales of qkv's rows and columns, if it is UnscaledRows
 #   writes    queries in place; keys and values into k, v [pages, kv_heads, page_size, D] at
 #             (slot // page_size, head, slot % page_size)
 #   skips     keys and values of tokens whose slot is negative: the padding of a captured graph
 #   math      sums of squares in fp32; rounded to the type of qkv after the norm, after its weight,
 #             after each product of the rotation and after their sum, as PyTorch's operations.
 #             With PLUS_ONE, 1 is added to the weights in fp32, and their product is rounded once
-#   launch    dependents are launched at once; before the wait it reads weights and slots.
+#   launch    dependents are launched at once; before the wait it reads weights, columns' scales
+#             and slots.
 #             Attention may copy keys and values of earlier steps while this runs, which
 #             writes only the positions of this step's tokens
 #   bound     memory: T * (heads + 2 * kv_heads) * D * 2 * bytes
@@ -27,6 +29,8 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch, start_successor_and_wait
 from attention.common.write_kv import to_pages
+from model_zoo.layers.kernels.add_rms_norm import scaled
+from model_zoo.layers.quantized_rows import UnscaledRows, parts_of
 
 FEW_TOKENS = 64  # up to here a launch is bound by latency
 
@@ -73,17 +77,25 @@ def _rotate(low, high, cos, sin):
 
 @triton.jit
 def _normed_and_rotated(
-    head_start, WEIGHT, COS_SIN, at_token, eps, lane, at_low, at_high, low_mask, high_mask,
-    D: tl.constexpr, R: tl.constexpr, PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    row, first, ROW_SCALES, COLUMN_SCALES, WEIGHT, COS_SIN, at_token, eps, lane, at_low, at_high,
+    low_mask, high_mask, D: tl.constexpr, R: tl.constexpr, PLUS_ONE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Both halves of a tile of query or key heads, after norm and rotation."""
+    """Both halves of a tile of heads, which begin at columns `first` of the row, after norm and
+    rotation."""
     if WEIGHT is not None:
         low_weight = tl.load(WEIGHT + at_low, mask=low_mask, other=0.0)
         high_weight = tl.load(WEIGHT + at_high, mask=high_mask, other=0.0)
+    if COLUMN_SCALES is not None:
+        of_low = tl.load(COLUMN_SCALES + first + at_low, mask=low_mask, other=0.0).to(tl.float32)
+        of_high = tl.load(COLUMN_SCALES + first + at_high, mask=high_mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    low = tl.load(head_start + at_low, mask=low_mask, other=0.0)
-    high = tl.load(head_start + at_high, mask=high_mask, other=0.0)
+    low = tl.load(row + first + at_low, mask=low_mask, other=0.0)
+    high = tl.load(row + first + at_high, mask=high_mask, other=0.0)
+    if COLUMN_SCALES is not None:
+        low = scaled(low, ROW_SCALES, at_token, of_low)
+        high = scaled(high, ROW_SCALES, at_token, of_high)
     if COS_SIN is not None:
         angle = COS_SIN + at_token * R + lane
         is_pair = low_mask & (lane < R // 2)
@@ -117,8 +129,8 @@ def _store(
 
 @triton.jit
 def _qk_norm_rope_write(
-    QKV, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps, qkv_token,
-    k_page, k_head, k_token, v_page, v_head, v_token,
+    QKV, ROW_SCALES, COLUMN_SCALES, K, V, SLOTS, COS_SIN, Q_WEIGHT, K_WEIGHT, K_SCALE, V_SCALE, eps,
+    qkv_token, k_page, k_head, k_token, v_page, v_head, v_token,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, R: tl.constexpr,
     Q_STEP: tl.constexpr, PAGE: tl.constexpr, TILE: tl.constexpr, Q_TILES: tl.constexpr,
     BLOCK_HALF: tl.constexpr, HAS_SCALE: tl.constexpr, PLUS_ONE: tl.constexpr,
@@ -134,33 +146,32 @@ def _qk_norm_rope_write(
         head = tile * TILE + tl.arange(0, TILE)
         real = (head < HEADS)[:, None]
         low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
-        source = row + head[:, None] * Q_STEP
+        first = head[:, None] * Q_STEP
         low, high = _normed_and_rotated(
-            source, Q_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask, D,
-            R, PLUS_ONE, DEPENDENT,
+            row, first, ROW_SCALES, COLUMN_SCALES, Q_WEIGHT, COS_SIN, token, eps, lane, at_low,
+            at_high, low_mask, high_mask, D, R, PLUS_ONE, DEPENDENT,
         )  # fmt: skip
-        tl.store(source + at_low, low, mask=low_mask)
-        tl.store(source + at_high, high, mask=high_mask)
+        tl.store(row + first + at_low, low, mask=low_mask)
+        tl.store(row + first + at_high, high, mask=high_mask)
     else:
         slot = tl.load(SLOTS + token)
         head = (tile - Q_TILES) % KV_TILES * TILE + tl.arange(0, TILE)
         real = (head < KV_HEADS)[:, None]
         low_mask, high_mask = real & (lane < HALF), real & (lane < D - HALF)
-        source = row + HEADS * Q_STEP + head[:, None] * D
+        first = HEADS * Q_STEP + head[:, None] * D
         if tile < Q_TILES + KV_TILES:
             low, high = _normed_and_rotated(
-                source, K_WEIGHT, COS_SIN, token, eps, lane, at_low, at_high, low_mask, high_mask,
-                D, R, PLUS_ONE, DEPENDENT,
+                row, first, ROW_SCALES, COLUMN_SCALES, K_WEIGHT, COS_SIN, token, eps, lane, at_low,
+                at_high, low_mask, high_mask, D, R, PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
                 K, K_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, k_page,
                 k_head, k_token, KV_HEADS, PAGE, HAS_SCALE,
             )  # fmt: skip
         else:
-            source += KV_HEADS * D
             low, high = _normed_and_rotated(
-                source, None, None, token, eps, lane, at_low, at_high, low_mask, high_mask, D, R,
-                PLUS_ONE, DEPENDENT,
+                row, first + KV_HEADS * D, ROW_SCALES, COLUMN_SCALES, None, None, token, eps, lane,
+                at_low, at_high, low_mask, high_mask, D, R, PLUS_ONE, DEPENDENT,
             )  # fmt: skip
             _store(
                 V, V_SCALE, low, high, slot, head, at_low, at_high, low_mask, high_mask, v_page,
@@ -184,7 +195,7 @@ def qk_norm_rope_config(tokens: int, head_dim: int) -> QKNormRopeConfig:
 
 
 def qk_norm_rope_write(
-    qkv: Tensor,
+    projected: Tensor | UnscaledRows,
     k: Tensor,
     v: Tensor,
     slot_mapping: Tensor,
@@ -202,8 +213,10 @@ def qk_norm_rope_write(
 ) -> Tensor:
     """RMSNorm and rope of the queries and keys of a layer's qkv; write its keys and values.
 
-    qkv:      [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are changed
-    gated:    head_dim values, which stay as they are, follow each head's query
+    projected: qkv [T, (heads + 2 * kv_heads) * head_dim], rows at any stride; its queries are
+              changed
+    gated:    head_dim values, which stay as they are, follow each head's query; of UnscaledRows
+              they stay unscaled
     k, v:     [pages, kv_heads, page_size, head_dim], one layer's pages as in `write_kv`
     slot_mapping: [T] int64; tokens with a negative slot are not stored
     cos_sin:  [T, dim], of `Rope.rows`: the first dim values of a head are rotated; None: no rope
@@ -212,6 +225,7 @@ def qk_norm_rope_write(
     k_scale, v_scale: [kv_heads] float32, exactly if the pages are float8_e4m3fn
     Returns the queries, [T, heads, head_dim], a view of qkv.
     """
+    qkv, row_scales, column_scales = parts_of(projected)
     tokens, (_, kv_heads, page, head_dim) = len(qkv), k.shape
     fp8 = k.dtype == torch.float8_e4m3fn
     step = head_dim * (2 if gated else 1)  # from a head's query to the next
@@ -230,14 +244,14 @@ def qk_norm_rope_write(
         assert head_dim % 2 == rotated % 2 == 0 and 0 < rotated <= head_dim
     config = config or qk_norm_rope_config(tokens, head_dim)
     q_tiles = triton.cdiv(heads, config.heads)
-    if cos_sin is None and q_weight is None:
+    if cos_sin is None and q_weight is None and row_scales is None:
         q_tiles = 0
     if tokens:
         _qk_norm_rope_write[(tokens, q_tiles + 2 * triton.cdiv(kv_heads, config.heads))](
-            qkv, k, v, slot_mapping, cos_sin, q_weight, k_weight, k_scale, v_scale, eps,
-            qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads, KV_HEADS=kv_heads,
-            D=head_dim, R=rotated, Q_STEP=step, PAGE=page, TILE=config.heads, Q_TILES=q_tiles,
-            BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
+            qkv, row_scales, column_scales, k, v, slot_mapping, cos_sin, q_weight, k_weight,
+            k_scale, v_scale, eps, qkv.stride(0), *k.stride()[:3], *v.stride()[:3], HEADS=heads,
+            KV_HEADS=kv_heads, D=head_dim, R=rotated, Q_STEP=step, PAGE=page, TILE=config.heads,
+            Q_TILES=q_tiles, BLOCK_HALF=triton.next_power_of_2((head_dim + 1) // 2), HAS_SCALE=fp8,
             PLUS_ONE=plus_one,
             # Products are rounded before they are added, in fp32 too.
             num_warps=config.warps, enable_fp_fusion=False, **dependent_launch(qkv.device),

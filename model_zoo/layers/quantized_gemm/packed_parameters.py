@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -25,6 +26,10 @@ class PackedParameters(nn.Module):
             order = self.get_parameter("permutation")
             order.copy_(torch.arange(inputs, device=order.device))
         self._has_order = False
+        narrow: Tensor | None = None
+        if scheme.kind == "fp8" and scheme.activation_bits == 8 and scheme.is_exact(inputs):
+            narrow = torch.empty(outputs, dtype=torch.bfloat16)
+        self.register_buffer("narrow_scales", narrow, persistent=False)
 
     @cached_property
     def weight(self) -> PackedWeight:
@@ -40,7 +45,19 @@ class PackedParameters(nn.Module):
             row_scales=found.get("row_scales"),
             permutation=found.get("permutation"),
             sums=found.get("sums"),
+            narrow_scales=dict(self.named_buffers()).get("narrow_scales"),
         )
+
+    def narrow(self) -> None:
+        """Set `narrow_scales` of the weight, once it is loaded, or drop them where they would be
+        rounded."""
+        weight = self.weight
+        if weight.narrow_scales is None:
+            return
+        weight.narrow_scales.copy_(weight.scales.view(-1))
+        if not torch.equal(weight.narrow_scales.float(), weight.scales.view(-1)):
+            self.narrow_scales = None
+            self.__dict__["weight"] = replace(weight, narrow_scales=None)
 
     @torch.no_grad()
     def store(self, first: int, weight: QuantizedWeight) -> None:
@@ -108,7 +125,7 @@ def fill_randomly(weight: PackedWeight) -> None:
         weight.scales.fill_(127 - 7 if weight.row_scales is None else E5M3_BIAS << 3)
     else:
         deviation = {"fp8": 64.0, "int4": 4.6, "int8": 74.0}[kind]
-        weight.scales.fill_(0.02 / deviation)
+        weight.scales.fill_(torch.tensor(0.02 / deviation, dtype=torch.bfloat16).item())
     if weight.row_scales is not None:
         weight.row_scales.fill_(0.02 / 2.9)
     if weight.sums is not None:

@@ -51,6 +51,8 @@ class PackedWeight:
     row_scales: Tensor | None = None  # [N] float32
     permutation: Tensor | None = None  # [K] int64
     sums: Tensor | None = None  # [N] int32, of the words' int8 numbers; of kind int8
+    # [N] bfloat16: the scales, if they are such numbers; of fp8 in rows that GEMMs multiply by fp8
+    narrow_scales: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGem
 from model_zoo.layers.gemm.swiglu import SwigluGemm
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
+from model_zoo.layers.kernels.hold import hold
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
@@ -207,6 +208,7 @@ SHIPPED: dict[str, Callable[[], None]] = {
     **ATTENTION,
     "rotate_qk of 64": partial(call_rotate_qk, 64),
     "rotate_qk of 72": partial(call_rotate_qk, 72),
+    "hold": partial(hold, META, 4000),
     "prepare": call_prepare,
     "swiglu bf16": partial(call_swiglu, BF16),
     "swiglu fp16": partial(call_swiglu, torch.float16),

@@ -9,6 +9,9 @@ from functools import partial
 import torch
 
 from model_zoo.layers.gemm.implementations import Gate
+from model_zoo.layers.kernels.add_rms_norm import add_rms_norm
+from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
+from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
@@ -20,11 +23,19 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
-from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind
+from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind, UnscaledRows
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
 from tests.support.kernels.quantized_cases import quantized
-from tests.support.kernels.shipped_attention import BF16, META, TOKENS, tensor
+from tests.support.kernels.shipped_attention import (
+    BF16,
+    KV_HEADS,
+    META,
+    TOKENS,
+    ShippedStep,
+    tensor,
+)
+from tests.support.kernels.shipped_attention import GROUP as GROUPS
 
 OUTPUTS, INPUTS = 6144, 4096
 # Of those in quantized_cases.py.
@@ -104,6 +115,31 @@ def call_quantize(kind: ScaleKind) -> None:
     silu_mul_quantize(wide, kind)
 
 
+def unscaled(columns: int) -> UnscaledRows:
+    rows = tensor(TOKENS, 1, dtype=torch.float32)
+    return UnscaledRows(tensor(TOKENS, columns), rows, tensor(columns))
+
+
+def call_unscaled() -> None:
+    x, step, heads = tensor(TOKENS, 4096), ShippedStep(128, BF16), KV_HEADS * GROUPS
+    add_rms_norm_quantize(unscaled(4096), x, x[0], 1e-6, "row")
+    add_rms_norm(unscaled(4096), x, x[0], 1e-6)
+    silu_mul_quantize(unscaled(2 * 12_288), "row")
+    silu_mul(unscaled(2 * 12_288))
+    weight = tensor(128)
+    qk_norm_rope_write(
+        unscaled((heads + 2 * KV_HEADS) * 128),
+        step.k,
+        step.k,
+        tensor(TOKENS, dtype=torch.int64),
+        heads=heads,
+        cos_sin=tensor(TOKENS, 128),
+        q_weight=weight,
+        k_weight=weight,
+        eps=1e-6,
+    )
+
+
 def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
     kind = gemm.kind
     padded = -(-rows // 16) * 16
@@ -123,6 +159,7 @@ QUANTIZED: dict[str, Callable[[], None]] = {
     "quantize block": partial(call_quantize, "block"),
     "quantize int8": partial(call_quantize, "int8"),
     "quantize int8 zeros": partial(call_quantize, "int8 zeros"),
+    "unscaled": call_unscaled,
     "int8 at 8": partial(call_int8, Int8Gemm("int8", 16, 64, 256, 4), 8),
     "int8 at 64": partial(call_int8, Int8Gemm("int8 zeros", 64, 64, 256, 3, stages=3), 64),
     "int8 at 512": partial(call_int8, Int8Gemm("int8", 128, 128, 128, warps=8, tma=True), 512),

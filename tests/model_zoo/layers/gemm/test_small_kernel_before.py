@@ -141,3 +141,28 @@ def test_calls_read_more_than_the_cache_holds_where_there_are_so_many_weights():
         "layers of 360 MiB": calls_of(360 << 20, 64, MIN_CALLS),
     }
     assert list(calls.values()) == [48, SMALL_CALLS, 30, 3]
+
+
+def test_layers_behind_attention_are_told_apart(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
+    linears = [Linear(256, 256, bias=False, dtype=BF16) for _ in range(2)]
+    linears[1].after_attention = True
+    found = list(autotune.layers_by_key(nn.Sequential(*linears)))
+    assert sorted({key.after_attention for key in found}) == [False, True]
+    assert len({str(key) for key in found}) == len(found), "names in the file"
+
+
+@pytest.mark.gpu
+def test_a_gemm_behind_attention_is_timed_while_its_weights_are_loaded():
+    device = torch.device("cuda")
+    weight = torch.zeros(8, 256, dtype=BF16, device=device)
+    gemm, begin, end = Recorded(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    kernel = SmallKernel(None, 3, 256, dtype=BF16, device=device, held=True)
+    kernel.run_with(gemm, weight, None)
+    assert gemm.x.shape == (3, 256) and gemm.x.count_nonzero() > 700
+    begin.record()
+    for _ in range(1000):
+        kernel.run_with(gemm, weight, None)
+    end.record()
+    end.synchronize()
+    assert begin.elapsed_time(end) >= timing.HELD_NS / 1000, "milliseconds of so many calls"

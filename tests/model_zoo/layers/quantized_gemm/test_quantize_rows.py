@@ -8,6 +8,7 @@ from torch import Tensor
 
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
+from model_zoo.layers.quantized_gemm import quantize_rows as module
 from model_zoo.layers.quantized_gemm.packed_weight import byte_columns
 from model_zoo.layers.quantized_gemm.quantize_rows import (
     add_rms_norm_quantize,
@@ -195,3 +196,18 @@ def test_fused_codes_of_wide_rows_are_those_of_separate_kernels(kind: ScaleKind,
         codes = [one.codes[:257].view(torch.uint8) for one in (found, expected)]
         assert torch.equal(*codes)
         assert torch.equal(found.scales[:257], expected.scales[:257])
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # of numpy, for a gate of -100
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("part", [64, 128, 256])
+def test_a_row_in_parts_has_the_codes_of_a_whole_one(
+    device: str, dtype: torch.dtype, part: int, monkeypatch: pytest.MonkeyPatch
+):
+    """320 columns: of the last part some are past the end, but for those of 64."""
+    gate_up = rows_of(device, dtype, 5, 640)
+    expected = silu_mul_quantize(gate_up, "row")
+    monkeypatch.setattr(module, "PART", part)
+    found = silu_mul_quantize(gate_up, "row")
+    assert torch.equal(found.codes.view(torch.uint8), expected.codes.view(torch.uint8))
+    assert torch.equal(found.scales, expected.scales)

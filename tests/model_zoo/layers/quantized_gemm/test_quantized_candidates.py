@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from model_zoo.layers.gemm.autotune import (
     GemmKey,
     autotune_gemms,
     layers_by_key,
+    leaving_scales,
     run_candidates,
     use,
 )
@@ -26,7 +28,11 @@ from model_zoo.layers.quantized_gemm.candidates import (
     use_quantized_gemms,
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM
+from model_zoo.layers.quantized_gemm.fp8_gemm import (
+    DequantizeThenCublas,
+    ScaledMM,
+    UnscaledMM,
+)
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, Int8GemmByRows, int8_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
@@ -125,6 +131,58 @@ def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.Mon
     assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS, 1024]
 
 
+def test_scales_are_left_to_the_next_kernel_for_some_hundred_rows_in_bfloat16(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    use_device(monkeypatch, (9, 0))
+    layer = linear("fp8 row", activation_bits=8)
+    layer.bias, layer.may_leave_scales = None, True
+    assert rows_of(layer) == [*BUCKETS, 128, 256, 384]
+    by_rows = {gemm_key.rows: gemm_key for gemm_key in layers_by_key(nn.Sequential(layer))}
+    for rows, gemm_key in by_rows.items():
+        found = autotune.candidates_for(gemm_key, DEVICE)
+        unscaled = [ScaledMM("row", fast_accum=True), UnscaledMM()]
+        assert found == unscaled if rows > 64 else UnscaledMM() not in found
+    with leaving_scales(nn.Sequential(layer)) as some:
+        assert some and {layer.gemm_of(rows) for rows in (1, 64, 5000)} == {UnscaledMM()}
+    assert layer.gemm_of(1) is None, "what it had before"
+
+
+@pytest.mark.parametrize(
+    "reason", ["bias", "blocks", "float16", "W8A16", "int4", "nothing scales", "deterministic"]
+)
+def test_scales_stay_with_the_gemm_where_nothing_else_can_multiply_them(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+):
+    use_device(monkeypatch, (9, 0))
+    name = {"blocks": "fp8 block", "int4": "int4 g128"}.get(reason, "fp8 row")
+    layer = linear(name, activation_bits=16 if reason in ("W8A16", "int4") else 8)
+    layer.may_leave_scales = reason != "nothing scales"
+    layer.dtype = torch.float16 if reason == "float16" else BF16
+    layer.is_batch_invariant = reason == "deterministic"
+    if reason != "bias":
+        layer.bias = None
+    assert not any(found.may_leave_scales for found in layers_by_key(nn.Sequential(layer)))
+    with leaving_scales(nn.Sequential(layer)) as some:
+        assert not some and layer.gemm_of(128) is None
+
+
+def test_scales_of_columns_are_bfloat16_where_no_digit_is_lost():
+    for scales, exact in ((0.25, True), (0.3, False)):
+        layer = linear("fp8 row", outputs=64, activation_bits=8)
+        assert layer.packed is not None
+        weight = quantized("fp8 row", 64, 1024)
+        layer.packed.store(0, replace(weight, scales=torch.full_like(weight.scales, scales)))
+        assert layer.packed.weight.narrow_scales is not None, "kernels are compiled for it"
+        layer.prepare()
+        narrow = layer.packed.weight.narrow_scales
+        assert (narrow is not None) == exact
+        assert narrow is None or torch.equal(narrow, torch.full((64,), 0.25, dtype=BF16))
+    for name in ("fp8 block", "int8 row", "int4 g128"):
+        packed = linear(name, activation_bits=8).packed
+        assert packed is not None and packed.weight.narrow_scales is None
+
+
 def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     use_device(monkeypatch, (9, 0))
     made = {
@@ -134,9 +192,9 @@ def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch
         for number, gemm in enumerate(
             quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme(name, 4096, 8))
         )
-    }
+    } | {"unscaled": UnscaledMM()}
     kinds = {type(gemm).__name__ for gemm in made.values()}
-    assert len(kinds) == 7 and {ScaledMM.__name__, Int8Gemm.__name__} <= kinds
+    assert len(kinds) == 8 and {ScaledMM.__name__, Int8Gemm.__name__} <= kinds
     write_choices(tmp_path / "products.json", "GPU", made)
     assert read_choices(tmp_path / "products.json", "GPU") == made
 
