@@ -28,7 +28,13 @@ from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
 from runtime.startup.device import choose_state_dtype, free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
-from runtime.startup.warm_up import WARM_UP_STATES, all_batch_kinds, largest, run
+from runtime.startup.warm_up import (
+    WARM_UP_STATES,
+    all_batch_kinds,
+    largest,
+    prompt_of_some_hundred,
+    run,
+)
 
 PAGES = 16  # all tokens are stored in the first one; its contents do not matter
 
@@ -63,8 +69,8 @@ class MemoryProfiler:
             for batch in all_batch_kinds(self._resolved):
                 run(self.executor, batch)
             with leaving_scales(self._model) as some:
-                for batch in all_batch_kinds(self._resolved) if some else ():
-                    run(self.executor, batch)
+                if some:
+                    run(self.executor, prompt_of_some_hundred(self._resolved))
 
     def measure(self) -> MemoryPlan:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""

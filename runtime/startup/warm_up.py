@@ -64,6 +64,12 @@ def all_batch_kinds(resolved: ResolvedConfig) -> Iterator[Batch]:
         yield mixed(resolved, min(7, longest - 1))
 
 
+def prompt_of_some_hundred(resolved: ResolvedConfig) -> Batch:
+    """256 tokens, if a step and a sequence can have as many."""
+    longest = min(resolved.max_batched_tokens, resolved.max_model_len - 1)
+    return one_prompt(resolved, min(256, longest), SAMPLED_PARAMS)
+
+
 def largest(
     resolved: ResolvedConfig, tokens: int, vocab_size: int
 ) -> Iterator[tuple[Batch, Masks | None]]:
