@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -85,33 +86,46 @@ class CompileOnly(DriverBase):
 
 def describe(name: str, metadata: Any, cubin: bytes) -> dict[str, Any]:
     """What a compiled kernel needs a thread or a block, and its instructions."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        usage = _tool("cuobjdump", "-res-usage", file.name)
-        sass = _tool("cuobjdump", "-sass", file.name)
-    found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
-    assert found, usage
-    registers, stack = map(int, found.groups())
+    code = _machine_code(cubin)
     threads = metadata.num_warps * 32
     resident = min(
-        SM_REGISTERS // (-(-registers // 8) * 8 * threads),
+        SM_REGISTERS // (-(-code["registers"] // 8) * 8 * threads),
         SM_SHARED // (metadata.shared + BLOCK_SHARED),
         SM_THREADS // threads,
     )
-    operations, hot = instructions(sass)
     return {
         "name": name,
+        "shared": metadata.shared,
+        "resident": resident,  # blocks that fit on an SM
+        "lost": _lost_bounds(_source(name, metadata)),
+        **code,
+    }
+
+
+@cache
+def _machine_code(cubin: bytes) -> dict[str, Any]:
+    """What the tools say of a kernel, which take half a second: many calls launch the same ones."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = _tool("cuobjdump", "-res-usage", "-sass", file.name)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", said)
+    assert found, said
+    registers, stack = map(int, found.groups())
+    operations, hot = instructions(said)
+    return {
         "digest": hashlib.sha256(cubin).hexdigest(),
         "registers": registers,
         "stack": stack,
-        "shared": metadata.shared,
-        "resident": resident,  # blocks that fit on an SM
         "operations": operations,
         "hot": hot,
-        "stray": stray_descriptors(sass),
-        "lost": lost_bounds(_source(name, metadata)),
+        "stray": stray_descriptors(said),
     }
+
+
+@cache
+def _lost_bounds(source: str) -> list[str]:
+    return lost_bounds(source)
 
 
 def _source(name: str, metadata: Any) -> str:

@@ -22,7 +22,7 @@ RESULTS = re.compile(r"^((?:%[\w.-]+(?::\d+)?(?:, )?)+) = ")
 LOOP = re.compile(r"scf\.for (%\S+) = (%\S+) to (%\S+) step (%\S+)(?: iter_args\((.*?)\) ->)?")
 
 
-@dataclass
+@dataclass(eq=False)
 class Op:
     """An operation, with values as numbers, and those that contain it, the outermost first."""
 
@@ -129,7 +129,7 @@ def lost_bounds(ir: str) -> list[str]:
 def _lost(loop: Op, inside: list[Op], ops: list[Op]) -> list[int]:
     """What is needed for bounds alone: live with them, and to that pass not."""
     (last,) = loop.yields
-    used = {value for op in ops if op not in inside for value in op.operands}
+    used = {value for op in set(ops) - set(inside) for value in op.operands}
     results = [last[i] for i, value in enumerate(loop.results) if value in used]
     kept = [
         # What has no result is kept for what it does.
