@@ -6,6 +6,8 @@ SECONDS ?= 600
 # Processes that run tests, whole files each; 0 where there is a GPU, which tests do not share.
 WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
+# Tests start hundreds of processes, each of which would compile every module of ours again.
+unexport PYTHONDONTWRITEBYTECODE
 
 # The target of the Dockerfile that `make image` builds: cuda or cpu.
 TARGET ?= cuda
