@@ -16,6 +16,7 @@ from runtime.scheduler.prefill import PrefillRows
 
 STAGES = len(ENCODER.stage_operations)
 SIDE = ENCODER.token_side
+CHECKED_STEPS = 8  # records of all pages take longer to compare than steps; what is wrong stays so
 
 
 @cache
@@ -118,7 +119,7 @@ class EncodingServer:
         self.finished: dict[int, str | None] = {}
         self.first: dict[int, float] = {}
         self.charged: list[tuple[int, int]] = []  # tokens of steps with decode rows, and limits
-        self._budget = 0
+        self._budget = self._steps = 0
         self._whole_image_tokens = config.whole_image_tokens
         scheduler = self.engine.scheduler
         self._step, self._tokens = scheduler._step, scheduler.prefill.chunks.tokens
@@ -155,7 +156,9 @@ class EncodingServer:
                 self.first.setdefault(output.id, self.clock.now)
                 if output.finish is not None:
                     self.finished[output.id] = output.finish
-            self.engine.requests.check_integrity()
+            self._steps += 1
+            if self._steps % CHECKED_STEPS == 0 or self.engine.idle:
+                self.engine.requests.check_integrity()
 
     def run(self, most: int = 20_000) -> None:
         for _ in range(most):
