@@ -35,10 +35,11 @@ from tests.support.models.tiny_vision import (
 )
 
 pytestmark = UNUSED_LANES
-SLOTS, PAGE, MAX_LEN, STEPS = 3, 16, 96, 6
+SLOTS, PAGE, MAX_LEN, STEPS = 3, 16, 96, 4
 TEXT = [5, 9, 17, 33, 2, 71, 8]
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 # The budget of 24 tokens cuts images, and has the ends of two prompts with images in one step.
+LAYERS = {"qwen3-vl": 3, "qwen3.5": 5}  # two that add features of an image, and one that does not
 PROMPTS = [
     prompt_with(TEXT, picture(3, 4, 0), TEXT),
     prompt_with(TEXT * 2),
@@ -161,7 +162,7 @@ def answer(
 def test_padded_steps_with_images_give_the_tokens_of_transformers(
     kind: str, graphs: str, tmp_path: Path, device: torch.device
 ) -> None:
-    reference = write_vision_checkpoint(kind, tmp_path)
+    reference = write_vision_checkpoint(kind, tmp_path, num_hidden_layers=LAYERS[kind])
     engine, executor = make_engine(tmp_path, device)
     if graphs == "all":
         capture_all(executor)
@@ -187,7 +188,7 @@ def test_images_whose_encoder_is_padded_or_replayed_give_the_tokens_of_transform
 ) -> None:
     """The largest has 48 patches and is not padded; all are encoded whole."""
     read_lengths_on_device(monkeypatch, device)
-    reference = write_vision_checkpoint(kind, tmp_path)
+    reference = write_vision_checkpoint(kind, tmp_path, num_hidden_layers=LAYERS[kind])
     expected = [library_answer(reference, *prompt, STEPS) for prompt in PROMPTS]
     found: list[list[tuple[list[int], list[float]]]] = []
     for captured in (True, False):
@@ -229,7 +230,7 @@ class BothWays:
 def test_static_buffers_give_the_bits_of_tensors_that_hold_a_steps_features_alone(
     tmp_path: Path, device: torch.device
 ) -> None:
-    write_vision_checkpoint("qwen3-vl", tmp_path)
+    write_vision_checkpoint("qwen3-vl", tmp_path, num_hidden_layers=LAYERS["qwen3-vl"])
     engine, executor = make_engine(tmp_path, device)
     model: Any = BothWays(executor._model)
     executor._step._model = model
@@ -243,7 +244,7 @@ def test_a_capture_changes_nothing_that_a_later_step_reads(
     tmp_path: Path, device: torch.device
 ) -> None:
     """Its step is one of padding alone, whatever the buffers held."""
-    write_vision_checkpoint("qwen3-vl", tmp_path)
+    write_vision_checkpoint("qwen3-vl", tmp_path, num_hidden_layers=LAYERS["qwen3-vl"])
     _, executor = make_engine(tmp_path, device)
     executor._slots.last_token.fill_(3)
     kv, images = executor._step.kv, executor._images
@@ -282,7 +283,7 @@ def test_replayed_steps_with_images_give_the_bits_of_those_without_graphs(
     kind: str, dtype: torch.dtype, tmp_path: Path, device: torch.device
 ) -> None:
     """The same steps, with text and rows that decode among them, before and after captures."""
-    write_vision_checkpoint(kind, tmp_path)
+    write_vision_checkpoint(kind, tmp_path, num_hidden_layers=LAYERS[kind])
     engine, executor = make_engine(tmp_path, device, dtype=dtype)
     steps = steps_of(executor)
     answer(engine, PROMPTS)
