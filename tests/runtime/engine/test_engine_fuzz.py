@@ -40,6 +40,8 @@ SLOW = {
     kv_cache.pages_of_another_group_hit,
     kv_cache.windows_begin_a_position_late,
     requests.back_at_once_after_making_way,
+    results.stop_in_the_last_token_alone,
+    results.tokens_after_the_end,
     states.snapshot_a_token_late,
     states.snapshot_never_loaded,
     states.snapshot_of_a_later_state,
