@@ -27,7 +27,7 @@ from tests.support.models.tiny_vision import (
     write_vision_checkpoint,
 )
 
-STEPS = 64
+STEPS = 40
 TEXT = [5, 9, 17, 33, 2, 71, 8, 40, 41, 42]
 Prompt = tuple[list[int], tuple[PromptImage, ...]]
 A, B, WIDE, LARGE = picture(3, 4, 0), picture(3, 4, 1), picture(2, 9, 2), picture(7, 6, 3)
@@ -160,7 +160,7 @@ def test_chunks_that_cut_images_change_no_token(
 def test_preempted_sequences_see_their_images_again(
     checkpoint: Path, device: DeviceOption, expected: list[list[int]]
 ) -> None:
-    engine = loaded_engine(checkpoint, device, kv_tokens=288, max_batched_tokens=64)
+    engine = loaded_engine(checkpoint, device, kv_tokens=224, max_batched_tokens=64)
     assert answer(engine, PROMPTS) == expected
     assert engine.stats().preemptions > 0
 
