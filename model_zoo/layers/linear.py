@@ -205,6 +205,7 @@ class Linear(nn.Module):
         self.is_replicated = False
         self.is_dequantized = False  # some of its weight is quantized in the checkpoint
         self.after_attention = False  # whose kernels compute x
+        self._next_loads_ahead = True
         # In a tuple they are no submodules of this one.
         self._next: tuple[tuple[Norm, Consumer], ...] = ()
         # What reads the output multiplies scales, too: a GEMM may leave them to it (`unscaled`).
@@ -304,6 +305,7 @@ class Linear(nn.Module):
         Where something else is added before the norm, it is given no NormedRows.
         """
         self._next = ((norm, consumer),)
+        self._next_loads_ahead = consumer.loads_ahead
 
     def precedes_nothing(self) -> None:
         """No norm follows, or one without a Consumer."""
@@ -326,6 +328,17 @@ class Linear(nn.Module):
     def takes_normed(self, rows: int) -> bool:
         """As Consumer.takes_normed."""
         return self.norming_gemm(rows) is not None
+
+    @property
+    def loads_ahead(self) -> bool:
+        """As Consumer.loads_ahead."""
+        return True
+
+    @property
+    def has_the_device(self) -> bool:
+        """Whether its GEMM of few rows loads weights while attention runs, and the next none while
+        it runs itself: then it is the faster the more multiprocessors it uses."""
+        return self.after_attention and not self._next_loads_ahead
 
     def for_norm(self, x: NormOutput) -> Addend:
         """x [T, in] -> [T, out], for a norm that adds it."""

@@ -31,6 +31,11 @@ class SwigluMLP(nn.Module):
         """As Consumer.takes_normed."""
         return self.gate_up.takes_normed(rows)
 
+    @property
+    def loads_ahead(self) -> bool:
+        """As Consumer.loads_ahead."""
+        return self.gate_up.loads_ahead
+
     def add(self, x: NormOutput, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output or None, residual), as Linear.add."""
         return self.down.add(self.gate_up.swiglu(x, consumer=self.down), residual)

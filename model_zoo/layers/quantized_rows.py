@@ -98,3 +98,11 @@ class Consumer(Protocol):
     def takes_normed(self, rows: int) -> bool:
         """Whether it takes NormedRows [rows, in]."""
         ...
+
+    @property
+    def loads_ahead(self) -> bool:
+        """Whether its GEMM of few rows loads weights before x is there.
+
+        The first product of experts does not: it waits for the router.
+        """
+        ...

@@ -63,6 +63,11 @@ class DeltaNet(nn.Module):
         """As Consumer.takes_normed."""
         return all(linear.takes_normed(rows) for linear in (self.qkvz, self.ba) if linear)
 
+    @property
+    def loads_ahead(self) -> bool:
+        """As Consumer.loads_ahead."""
+        return self.qkvz.loads_ahead
+
     def add(
         self,
         x: Tensor | NormedRows,

@@ -50,7 +50,7 @@ class GemmKey:
     scheme: WeightScheme | None = None  # of a quantized weight
     after: Producer | None = None  # the kernel that may quantize x
     may_leave_scales: bool = False  # as of Linear
-    after_attention: bool = False  # as of Linear
+    has_the_device: bool = False  # as of Linear
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
@@ -59,7 +59,7 @@ class GemmKey:
             what += f" of {self.scheme.describe(self.inputs)} with {scales} scales"
         what += "" if self.after is None else f" after {self.after}"
         what += " scaled later" if self.may_leave_scales else ""
-        what += " after attention" if self.after_attention else ""
+        what += " between attention and experts" if self.has_the_device else ""
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -124,7 +124,7 @@ def run_candidates(model: nn.Module) -> None:
             gemm_key.inputs,
             dtype=gemm_key.dtype,
             device=layer.device,
-            held=layer.after_attention,
+            held=layer.has_the_device,
         )
         for gemm in candidates_for(gemm_key, layer.device):
             before.run_with(gemm, layer.operand, layer.bias)
@@ -220,7 +220,7 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
                 layer.dtype,
                 bias=layer.bias is not None,
                 rows=1,
-                after_attention=layer.after_attention,
+                has_the_device=layer.has_the_device,
             )
             if layer.packed is not None:
                 gemm_key = replace(

@@ -36,6 +36,11 @@ class MoE(nn.Module):
         """As Consumer.takes_normed: the router and the experts read the norm itself."""
         return False
 
+    @property
+    def loads_ahead(self) -> bool:
+        """As Consumer.loads_ahead."""
+        return False
+
     def add(self, x: Tensor, residual: Tensor) -> tuple[Addend | None, Tensor]:
         """x, residual [T, size] -> (output, residual), as Linear.add."""
         routed = self.router(x)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+from model_zoo.config import read_config
+from model_zoo.layers.attention import Attention
 from model_zoo.layers.gemm import autotune, timing
 from model_zoo.layers.gemm.autotune import layers_by_key
 from model_zoo.layers.gemm.implementations import BUCKETS, Gate, GatingGemm
@@ -16,7 +20,9 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_rows import Producer, QuantizedRows, QuantizedRowsGemm
 from model_zoo.quantization.weight_scheme import WeightScheme
+from model_zoo.registry import build
 from tests.support.kernels.quantized_cases import quantized
+from tests.support.models.tiny_checkpoints import write_checkpoint
 from tests.support.quantization.w8a8_models import SeparatelyQuantized, scheme, use_scaled_mm
 
 BF16 = torch.bfloat16
@@ -143,17 +149,22 @@ def test_calls_read_more_than_the_cache_holds_where_there_are_so_many_weights():
     assert list(calls.values()) == [48, SMALL_CALLS, 30, 3]
 
 
-def test_layers_behind_attention_are_told_apart(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("kind", ["qwen3", "qwen2-moe", "qwen3.5-moe-text"])
+def test_layers_between_attention_and_experts_are_told_apart(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
-    linears = [Linear(256, 256, bias=False, dtype=BF16) for _ in range(2)]
-    linears[1].after_attention = True
-    found = list(autotune.layers_by_key(nn.Sequential(*linears)))
-    assert sorted({key.after_attention for key in found}) == [False, True]
-    assert len({str(key) for key in found}) == len(found), "names in the file"
+    write_checkpoint(kind, tmp_path)
+    model = build(read_config(tmp_path), BF16, torch.device("cpu"))
+    found = autotune.layers_by_key(model)
+    assert len({str(gemm_key) for gemm_key in found}) == len(found), "names in the file"
+    alone = {layer for key, layers in found.items() if key.has_the_device for layer in layers}
+    outs = {m.out for m in model.modules() if isinstance(m, Attention)}
+    assert alone == (set() if kind == "qwen3" else outs)
 
 
 @pytest.mark.gpu
-def test_a_gemm_behind_attention_is_timed_while_its_weights_are_loaded():
+def test_a_gemm_between_attention_and_experts_is_timed_while_its_weights_are_loaded():
     device = torch.device("cuda")
     weight = torch.zeros(8, 256, dtype=BF16, device=device)
     gemm, begin, end = Recorded(), *(torch.cuda.Event(enable_timing=True) for _ in range(2))
