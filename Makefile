@@ -3,8 +3,9 @@ PYTHON ?= python3
 MODEL ?= tiny-chat
 BIN := .venv/bin
 SECONDS ?= 600
-# Processes that run tests, whole files each; 0 where there is a GPU, which tests do not share.
-WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,2)
+# Processes that run tests, whole files each: of two cores more than two, since many tests wait for a
+# server.  0 where there is a GPU, which tests do not share.
+WORKERS ?= $(if $(wildcard /dev/nvidiactl),0,3)
 PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # Tests start hundreds of processes, each of which would compile every module of ours again.
 unexport PYTHONDONTWRITEBYTECODE

@@ -309,7 +309,7 @@ class Linear(nn.Module):
 
     def precedes_nothing(self) -> None:
         """No norm follows, or one without a Consumer."""
-        self._next = ()
+        self._next, self._next_loads_ahead = (), True
 
     @property
     def adds_to_residual(self) -> bool:
@@ -335,7 +335,7 @@ class Linear(nn.Module):
         return True
 
     @property
-    def has_the_device(self) -> bool:
+    def between_attention_and_experts(self) -> bool:
         """Whether its GEMM of few rows loads weights while attention runs, and the next none while
         it runs itself: then it is the faster the more multiprocessors it uses."""
         return self.after_attention and not self._next_loads_ahead
@@ -347,7 +347,8 @@ class Linear(nn.Module):
     def unscaled(self, x: NormOutput) -> Tensor | UnscaledRows:
         """x [T, in] -> [T, out], without its scales if the GEMM leaves them to what follows."""
         gemm = self.gemm_of(len(x))
-        if isinstance(gemm, UnscaledGemm) and not isinstance(x, NormedRows):
+        leaves = isinstance(gemm, UnscaledGemm) and self.may_leave_scales and self.bias is None
+        if leaves and not isinstance(x, NormedRows):
             x = x.contiguous() if isinstance(x, Tensor) else x
             return gemm.unscaled(x, self.operand)
         return self(x)

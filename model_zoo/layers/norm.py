@@ -106,7 +106,8 @@ class LayerNorm(nn.Module):
             x, self.weight.shape, self.weight, self.bias, self.eps
         )
 
-    def add(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, x: Tensor | UnscaledRows | None, residual: Tensor) -> tuple[Tensor, Tensor]:
         """x, residual [T, size] -> (norm of their sum, the sum); x None: residual is it."""
+        x = x.scaled() if isinstance(x, UnscaledRows) else x
         total = residual if x is None else residual + x
         return self(total), total

@@ -46,7 +46,9 @@ class UnscaledRows:
     """y [M, N] = values * row_scales * column_scales, rounded to the type of values."""
 
     values: Tensor  # [M, N]
-    row_scales: Tensor  # [M or more, 1] float32
+    # [rows, 1] float32; rows is M as room_for rounds it up, since kernels that write codes read as
+    # many as they write
+    row_scales: Tensor
     column_scales: Tensor  # [N], of any floating-point type
 
     def __len__(self) -> int:

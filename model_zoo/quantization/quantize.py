@@ -1,7 +1,7 @@
 """quantize_fp8: from an unquantized weight to e4m3 with a scale for each row.
 
-Scales are bfloat16 numbers, as in most checkpoints, so that kernels that read one for each column
-of an output read half the bytes.
+Scales are bfloat16 numbers, as compressed-tensors stores those of a model in bfloat16, so that
+kernels that read one for each column of an output read half the bytes.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def cpu_memory_plan(requested: EngineConfig, free: int) -> MemoryPlan:
 def weight_bytes(config: ModelConfig, dtype: torch.dtype, scheme_of: SchemeOf = unquantized) -> int:
     """Bytes of a model's weights on a GPU.  Exact; tied embeddings count once."""
     model = build(config, dtype, torch.device("meta"), scheme_of)
-    return sum(parameter.nbytes for parameter in model.parameters())
+    narrow = (each for name, each in model.named_buffers() if name.endswith("narrow_scales"))
+    return sum(each.nbytes for each in (*model.parameters(), *narrow))
 
 
 def parameter_counts(config: ModelConfig) -> tuple[int, int]:

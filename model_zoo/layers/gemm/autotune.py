@@ -34,6 +34,7 @@ BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
 # of the lead that hopper/swiglu.py has in short runs is lost.
 BETTER_SWIGLU = 0.95
 SWIGLU_SECONDS = 0.3
+MANY_SECONDS = 0.7
 log = logging.getLogger(__name__)
 
 
@@ -49,8 +50,15 @@ class GemmKey:
     swiglu: bool = False  # silu(gate) * up of the output
     scheme: WeightScheme | None = None  # of a quantized weight
     after: Producer | None = None  # the kernel that may quantize x
-    may_leave_scales: bool = False  # as of Linear
-    has_the_device: bool = False  # as of Linear
+    leaves_scales: bool = False  # what reads the output can multiply them, and UnscaledMM runs
+    between_attention_and_experts: bool = False  # as of Linear
+
+    @property
+    def group(self) -> str:
+        """Of keys that have a time limit together."""
+        if self.swiglu:
+            return "swiglu"
+        return "few" if self.rows <= MAX_ROWS else "many"
 
     def __str__(self) -> str:
         what = (" with bias" if self.bias else "") + (" gated" if self.swiglu else "")
@@ -58,8 +66,9 @@ class GemmKey:
             scales = str(self.scheme.scale_dtype).removeprefix("torch.")
             what += f" of {self.scheme.describe(self.inputs)} with {scales} scales"
         what += "" if self.after is None else f" after {self.after}"
-        what += " scaled later" if self.may_leave_scales else ""
-        what += " between attention and experts" if self.has_the_device else ""
+        what += " scaled later" if self.leaves_scales else ""
+        between = self.between_attention_and_experts
+        what += " between attention and experts" if between else ""
         return f"{self.outputs} x {self.inputs}{what}, {self.dtype}, {self.rows} rows"
 
 
@@ -77,8 +86,9 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
     from `file`, default chosen_file(); missing ones are timed on the layers' own weights and added
     to it.
 
-    seconds  time limit for few rows, in addition to SWIGLU_SECONDS for many; keys that are not
-             reached keep what they had until the next start
+    seconds  time limit for few rows, in addition to MANY_SECONDS for more rows of quantized weights
+             and SWIGLU_SECONDS for gated GEMMs of many; keys that are not reached keep what they
+             had until the next start
     """
     layers = layers_by_key(model)
     if not layers:
@@ -97,10 +107,9 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
         return runnable(candidates_for(gemm_key, device), gemm_key.rows, missing[gemm_key][0])
 
     made: dict[GemmKey, GemmImpl] = {}
-    for swiglu, limit in ((False, seconds), (True, SWIGLU_SECONDS)):
-        of_kind = {
-            gemm_key: found for gemm_key, found in missing.items() if gemm_key.swiglu == swiglu
-        }
+    limits = {"few": seconds, "many": MANY_SECONDS, "swiglu": SWIGLU_SECONDS}
+    for kind, limit in limits.items():
+        of_kind = {key: found for key, found in missing.items() if key.group == kind}
         made |= choose(of_kind, candidates_of, times, limit)
     if made:
         autotune_cache.write_choices(
@@ -124,7 +133,8 @@ def run_candidates(model: nn.Module) -> None:
             gemm_key.inputs,
             dtype=gemm_key.dtype,
             device=layer.device,
-            held=layer.has_the_device,
+            held=gemm_key.between_attention_and_experts,
+            leaves_scales=gemm_key.leaves_scales,
         )
         for gemm in candidates_for(gemm_key, layer.device):
             before.run_with(gemm, layer.operand, layer.bias)
@@ -138,9 +148,12 @@ def leaving_scales(model: nn.Module) -> Iterator[bool]:
     it is among their candidates; gives whether there are any."""
     kept: list[tuple[Linear, GemmsByRows[GemmImpl]]] = []
     for layer in model.modules():
-        if isinstance(layer, Linear) and not layer.is_batch_invariant and _may_leave_scales(layer):
+        if not isinstance(layer, Linear) or layer.is_batch_invariant:
+            continue
+        gemm = _unscaled(layer)
+        if gemm is not None:
             kept.append((layer, layer.replace_gemms(GemmsByRows())))
-            layer.use_gemms({}, _unscaled(layer))
+            layer.use_gemms({}, gemm)
     try:
         yield bool(kept)
     finally:
@@ -165,9 +178,9 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
     if gemm_key.scheme is not None:
         from model_zoo.layers.quantized_gemm.candidates import quantized_candidates
 
-        leaves = gemm_key.may_leave_scales
+        leaves = gemm_key.leaves_scales
         return quantized_candidates(
-            device, gemm_key.dtype, *shape, gemm_key.scheme, may_leave_scales=leaves
+            device, gemm_key.dtype, *shape, gemm_key.scheme, leaves_scales=leaves
         )
     if gemm_key.swiglu:
         return swiglu_candidates(device, *shape, bias=gemm_key.bias)
@@ -220,14 +233,14 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
                 layer.dtype,
                 bias=layer.bias is not None,
                 rows=1,
-                has_the_device=layer.has_the_device,
+                between_attention_and_experts=layer.between_attention_and_experts,
             )
             if layer.packed is not None:
                 gemm_key = replace(
                     gemm_key,
                     scheme=layer.packed.scheme,
                     after=layer.after,
-                    may_leave_scales=_may_leave_scales(layer),
+                    leaves_scales=_unscaled(layer) is not None,
                 )
             for rows in (*BUCKETS, *_tuned_above(layer)):
                 layers[replace(gemm_key, rows=rows)].append(layer)
@@ -242,13 +255,8 @@ def layers_by_key(model: nn.Module) -> dict[GemmKey, list[Linear]]:
     return {gemm_key: layers[gemm_key] for gemm_key in sorted(layers, key=order)}
 
 
-def _may_leave_scales(layer: Linear) -> bool:
-    """Of an unquantized weight or of one without a GEMM that does, it would only tell layers of one
-    shape apart."""
-    return _unscaled(layer) is not None
-
-
 def _unscaled(layer: Linear) -> GemmImpl | None:
+    """The GEMM that leaves scales to what reads the layer's output, if both can."""
     if not layer.may_leave_scales or layer.packed is None or layer.bias is not None:
         return None
     from model_zoo.layers.quantized_gemm.candidates import unscaled_mm
@@ -262,8 +270,8 @@ def _tuned_above(layer: Linear) -> tuple[int, ...]:
         return ()
     from model_zoo.layers.quantized_gemm.candidates import tuned_above
 
-    leaves = _may_leave_scales(layer)
-    return tuned_above(*_shape(layer), layer.packed.scheme, may_leave_scales=leaves)
+    leaves = _unscaled(layer) is not None
+    return tuned_above(*_shape(layer), layer.packed.scheme, leaves_scales=leaves)
 
 
 def _shape(layer: Linear) -> tuple[torch.device, torch.dtype, int, int]:

@@ -14,6 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from attention.common.dependent_launch import can_depend
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     Gate,
@@ -28,6 +29,7 @@ from model_zoo.layers.quantized_rows import (
     QuantizedRowsGemm,
     UnscaledGemm,
     UnscaledRows,
+    parts_of,
 )
 
 COLD_BYTES = 150 << 20  # of weights per replay, so that none is in the L2 cache in the next
@@ -65,13 +67,20 @@ class SmallKernel:
         dtype: torch.dtype,
         device: torch.device,
         held: bool = False,
+        leaves_scales: bool = False,
     ) -> None:
-        """after: of the Linear; None: a norm, which does not quantize x
+        """after: of the Linear; None: a norm, which does not quantize x, or where it is `held`
+        nothing but time
 
         held: x is there, but the kernel takes HELD_NS, as attention's: the GEMM that it launches
               loads weights meanwhile, the more of them the more programs it has
+        leaves_scales: of more than MAX_ROWS rows the output is read, too, as in a step by a norm or
+              an activation that quantizes, which takes longer if scales are left to it
         """
-        self._held = held
+        few = rows <= MAX_ROWS
+        self._held = held and few and can_depend(device)
+        self._reads = leaves_scales and not few
+        self._read: dict[int, tuple[Tensor, Tensor]] = {}  # by columns: a residual, and a weight
         self._after, self._rows = after, rows
         columns = 2 * inputs if after == "silu_mul" else inputs
         self._source = torch.randn(rows, columns, dtype=dtype, device=device)
@@ -80,7 +89,7 @@ class SmallKernel:
 
     def run_with(
         self, gemm: GemmImpl, weight: Weight, bias: Tensor | None, gate: Gate | None = None
-    ) -> Tensor | UnscaledRows:
+    ) -> Tensor | QuantizedRows:
         """The kernel, then the GEMM of what it has computed, and the gated activation of that."""
         x: Tensor | QuantizedRows
         if isinstance(gemm, QuantizedRowsGemm) and self._writes_codes(gemm):
@@ -89,17 +98,32 @@ class SmallKernel:
             x = self._plain()
         if gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
             return gemm.multiply(x, weight, bias, gate)
-        if isinstance(gemm, UnscaledGemm):  # a candidate of layers that may leave scales
-            product = gemm.unscaled(x, weight)
-        elif isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
+        if self._reads and isinstance(gemm, UnscaledGemm):
+            return self._quantized_output(gemm.unscaled(x, weight), gate)
+        if isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
             product = gemm.product(x, weight, bias)
         else:
             product = gemm.run(x, weight, bias)
+        if self._reads:
+            return self._quantized_output(product, gate)
         if gate is None:
             return product
         from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 
         return gelu_tanh_mul(product) if gate == "gelu" else silu_mul(product)
+
+    def _quantized_output(self, y: Tensor | UnscaledRows, gate: Gate | None) -> QuantizedRows:
+        from model_zoo.layers.quantized_gemm.quantize_rows import (
+            add_rms_norm_quantize,
+            silu_mul_quantize,
+        )
+
+        if gate is not None:
+            return silu_mul_quantize(y, "row", gelu=gate == "gelu")
+        values, _, _ = parts_of(y)
+        if values.shape[1] not in self._read:
+            self._read[values.shape[1]] = torch.zeros_like(values), torch.ones_like(values[0])
+        return add_rms_norm_quantize(y, *self._read[values.shape[1]], 1e-6, "row")
 
     def _writes_codes(self, gemm: QuantizedRowsGemm) -> bool:
         """Whether the kernel quantizes x for the GEMM, which else does so itself.
@@ -150,15 +174,17 @@ class GemmTimer:
         after: Producer | None = None,
         gate: Gate | None = None,
         held: bool = False,
+        leaves_scales: bool = False,
     ) -> None:
-        """dtype: of x; after, held: as in SmallKernel; gate: of a layer, computed after the
-        product"""
+        """dtype: of x; after, held, leaves_scales: as in SmallKernel; gate: of a layer, computed
+        after the product"""
         self._weights, self._bias, self._gate = weights, bias, gate
         long = rows > MAX_ROWS
         self._least = MIN_LONG_CALLS if long else MIN_CALLS
         self._replays = LONG_REPLAYS if long else REPLAYS
         device, inputs = weights[0].device, weights[0].shape[1]
-        self._before = SmallKernel(after, rows, inputs, dtype=dtype, device=device, held=held)
+        options = {"held": held, "leaves_scales": leaves_scales}
+        self._before = SmallKernel(after, rows, inputs, dtype=dtype, device=device, **options)
         self._stream = side_stream(device)
 
     def microseconds(self, gemms: Sequence[GemmImpl]) -> list[float]:
@@ -224,6 +250,14 @@ def times(
         return [0.0]
     weights = [layer.operand for layer in layers]
     first = layers[0]
-    options = {"after": first.after, "gate": gate, "held": first.has_the_device}
-    timer = GemmTimer(weights, first.bias, rows, first.dtype, **options)
+    timer = GemmTimer(
+        weights,
+        first.bias,
+        rows,
+        first.dtype,
+        after=first.after,
+        gate=gate,
+        held=first.between_attention_and_experts,
+        leaves_scales=any(isinstance(gemm, UnscaledGemm) for gemm in gemms),
+    )
     return timer.microseconds(gemms)

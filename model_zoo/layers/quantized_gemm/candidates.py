@@ -48,13 +48,14 @@ def quantized_candidates(
     inputs: int,
     scheme: WeightScheme,
     *,
-    may_leave_scales: bool = False,
+    leaves_scales: bool = False,
 ) -> list[GemmImpl]:
-    """Candidates for x [rows, inputs] and W [outputs, inputs], first the default for many rows.
+    """Candidates for x [rows, inputs] and W [outputs, inputs], first one that others are compared
+    with: one that dequantizes W, ScaledMM or an int8 GEMM.
 
     dtype  of x
     rows   one of BUCKETS or of tuned_above()
-    may_leave_scales  whether what reads the product can multiply its scales
+    leaves_scales  whether what reads the product can multiply its scales, by UnscaledMM
     """
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     kind = activation_kind(scheme)
@@ -62,10 +63,8 @@ def quantized_candidates(
     if integers and rows > MAX_ROWS:
         return list(integers)
     found: list[GemmImpl] = []
-    if rows > MAX_ROWS and may_leave_scales:
-        unscaled = unscaled_mm(device, dtype, outputs, inputs, scheme)
-        if unscaled is not None:
-            return [ScaledMM("row", fast_accum=True), unscaled]
+    if rows > MAX_ROWS and leaves_scales:
+        return [ScaledMM("row", fast_accum=True), UnscaledMM()]
     if rows > MAX_ROWS:
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
     else:
@@ -97,13 +96,13 @@ def tuned_above(
     inputs: int,
     scheme: WeightScheme,
     *,
-    may_leave_scales: bool = False,
+    leaves_scales: bool = False,
 ) -> tuple[int, ...]:
     """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8; and
     where scales may be left to what reads the product."""
     if activation_kind(scheme) is not None:
         return (*MANY_BUCKETS, 2 * MANY_BUCKETS[-1])
-    if may_leave_scales and unscaled_mm(device, dtype, outputs, inputs, scheme) is not None:
+    if leaves_scales:
         return UNSCALED_BUCKETS
     if not runs_skinny(device, inputs, scheme):
         return ()

@@ -108,6 +108,8 @@ class UnscaledMM(UnscaledGemm):
 
 @cache
 def _one(device: torch.device) -> Tensor:
+    """A scale.  The first call is not in the capture of a CUDA graph, whose memory it would be of:
+    autotuning and the start's compilation run the GEMM before."""
     return torch.ones(1, 1, device=device)
 
 

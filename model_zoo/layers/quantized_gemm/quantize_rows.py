@@ -13,7 +13,7 @@ quantize_rows, add_rms_norm_quantize, silu_mul_quantize
             round x / scale + zero.  The norm and SwiGLU round as add_rms_norm and silu_mul do, so
             that fused and separate codes are the same
   launch    dependents are launched at once; before the wait it reads the norm's weight, and
-            columns' scales
+            columns' scales: of silu_mul_quantize those of the first part
   bound     memory: 3 * M * K bytes; 7 with a norm, 5 with SwiGLU
   checked   tests/model_zoo/layers/quantized_gemm/test_quantize_rows.py
 """
@@ -203,6 +203,7 @@ def add_rms_norm_quantize(
     assert x is None or (x.shape == residual.shape and x.stride(1) == 1)
     assert post_weight is None or (post_weight.shape == (columns,) and post_weight.stride(0) == 1)
     out = room_for(residual, count, columns, kind)
+    assert row_scales is None or len(row_scales) >= len(out.codes)
     if count:
         block = triton.next_power_of_2(columns)
         _add_rms_norm_quantize[(len(out.codes),)](
@@ -225,6 +226,7 @@ def silu_mul_quantize(
     gate_up, row_scales, column_scales = parts_of(both)
     count, columns = gate_up.shape[0], gate_up.shape[1] // 2
     out = room_for(gate_up, count, columns, kind)
+    assert row_scales is None or len(row_scales) >= len(out.codes)
     if count:
         block, runs = _runs(columns, kind)
         warps, parts = norm_warps(block), 1

@@ -55,8 +55,10 @@ class SimulatedServer:
                 self.outputs.append(output)
                 self.first.setdefault(output.id, self.clock.now)
             self._steps += 1
-            if self._steps % CHECKED_STEPS == 0 or self.engine.idle:
+            if self._steps % CHECKED_STEPS == 0:
                 self.engine.requests.check_integrity()
+        if count > 1 or self.engine.idle:
+            self.engine.requests.check_integrity()
 
     def run(self) -> None:
         for _ in range(20_000):

@@ -162,7 +162,7 @@ def test_scales_stay_with_the_gemm_where_nothing_else_can_multiply_them(
     layer.is_batch_invariant = reason == "deterministic"
     if reason != "bias":
         layer.bias = None
-    assert not any(found.may_leave_scales for found in layers_by_key(nn.Sequential(layer)))
+    assert not any(found.leaves_scales for found in layers_by_key(nn.Sequential(layer)))
     with leaving_scales(nn.Sequential(layer)) as some:
         assert not some and layer.gemm_of(128) is None
 

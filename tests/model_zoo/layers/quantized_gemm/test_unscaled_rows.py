@@ -13,7 +13,7 @@ from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
-from model_zoo.layers.norm import RMSNorm
+from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM, UnscaledMM
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
@@ -162,8 +162,37 @@ def test_a_layer_leaves_scales_only_to_a_norm_and_to_what_asks_for_unscaled_rows
     for found in (linear.for_norm(x), linear.unscaled(x), linear.add(x, torch.ones(3, 24))[0]):
         assert isinstance(found, UnscaledRows)
         torch.testing.assert_close(found.scaled(), expected)
+    linear.may_leave_scales = False
+    assert isinstance(linear.for_norm(x), Tensor)
     linear.use_gemms({}, None)
     assert torch.equal(linear.unscaled(x), linear(x)), "cuBLAS, or PyTorch's product"
+
+
+def test_scales_are_not_left_where_a_bias_is_added():
+    linear = LinearFactory(FP32).row(16, {"down": 24}, bias=True)
+    assert linear.bias is not None
+    linear.bias.fill_(100.0)
+    linear.use_gemms({}, Halving())
+    with pytest.raises(AssertionError):  # the GEMM adds none
+        linear.unscaled(numbers("cpu", FP32, 3, 16))
+
+
+def test_a_layer_norm_scales_what_it_adds():
+    norm = LayerNorm(48, 1e-5, FP16)
+    norm.weight.fill_(1.0)
+    norm.bias.zero_()
+    y, residual = unscaled("cpu", FP16, 3, 48), numbers("cpu", FP16, 3, 48)
+    for found, expected in zip(norm.add(y, residual), norm.add(y.scaled(), residual), strict=True):
+        assert torch.equal(found, expected)
+
+
+def test_kernels_that_write_codes_refuse_scales_of_too_few_rows(device: str):
+    y = unscaled(device, FP16, 5, 256)
+    few = replace(y, row_scales=y.row_scales[:5])
+    with pytest.raises(AssertionError):
+        silu_mul_quantize(few, "row")
+    with pytest.raises(AssertionError):
+        add_rms_norm_quantize(few, y.values.clone(), y.values[0], 1e-6, "row")
 
 
 def test_layers_may_leave_scales_where_a_norm_or_an_activation_follows():
