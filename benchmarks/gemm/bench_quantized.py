@@ -9,6 +9,7 @@ memory's bandwidth at which the weight was read, of:
   dequantize in registers           plain Triton
   dequantize then cuBLAS            above 64 rows: the weight as bf16 into memory, then cuBLAS
   fp8 tensor cores                  of fp8: torch._scaled_mm, and the pass that quantizes x
+  fp8 tensor cores, scaled by the next kernel  the same without scales of rows, and that pass
   fp8 tensor cores, few rows (Hopper)  of fp8: SkinnyFp8Gemm, and that pass
   int8 tensor cores                 of int8: Int8Gemm, and the pass that quantizes x
   cuBLAS                            the same shape with bf16 weights
@@ -35,9 +36,14 @@ from benchmarks.attention.timing import GraphTimer, measure_bandwidth
 from benchmarks.gemm.gemm_chain import MODELS
 from model_zoo.layers.gemm.implementations import MAX_ROWS, CublasGemm, GemmImpl, block_m
 from model_zoo.layers.gemm.timing import COLD_BYTES
-from model_zoo.layers.quantized_gemm.candidates import HOPPER, scaled_mm
+from model_zoo.layers.quantized_gemm.candidates import HOPPER, scaled_mm, unscaled_mm
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegisters, dequant_gemms
-from model_zoo.layers.quantized_gemm.fp8_gemm import DequantizeThenCublas, ScaledMM, reserve_scratch
+from model_zoo.layers.quantized_gemm.fp8_gemm import (
+    DequantizeThenCublas,
+    ScaledMM,
+    UnscaledMM,
+    reserve_scratch,
+)
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind, int8_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
@@ -70,6 +76,7 @@ IMPLEMENTATIONS = (
     DequantizeInRegisters,
     DequantizeThenCublas,
     ScaledMM,
+    UnscaledMM,
     SkinnyFp8Gemm,
     Int8Gemm,
 )
@@ -139,6 +146,9 @@ def gemms_of(
     product = scaled_mm(device, BF16, *shape, scheme)
     if product is not None:
         yield product
+        unscaled = unscaled_mm(device, BF16, *shape, scheme)
+        if unscaled is not None:
+            yield unscaled
         if rows <= MAX_ROWS and torch.cuda.get_device_capability(device) == HOPPER:
             yield from skinny_fp8_candidates(product.kind, programs, rows, *shape)
     kind = activation_kind(scheme)
@@ -178,8 +188,16 @@ def compile_all(
                 for of in heights:
                     x = torch.empty(of, shape[1], dtype=BF16, device="cuda")
                     for gemm in gemms_of(x.device, name, shape, of):
-                        if not isinstance(gemm, ScaledMM):
+                        if not isinstance(gemm, ScaledMM | UnscaledMM):
                             gemm.run(x, weight, None)
+
+
+def multiply(gemm: GemmImpl, x: torch.Tensor, weight: PackedWeight) -> None:
+    """The product, without scales if another kernel multiplies them."""
+    if isinstance(gemm, UnscaledMM):
+        gemm.unscaled(x, weight)
+    else:
+        gemm.run(x, weight, None)
 
 
 def time_kind(
@@ -194,7 +212,7 @@ def time_kind(
         x = torch.randn(of, shape[1][1], dtype=BF16, device="cuda")
         gemms = list(gemms_of(x.device, name, shape[1], of))
         graphs = [
-            timer.capture(lambda i, gemm=gemm, x=x: gemm.run(x, weights[i], None), len(weights))
+            timer.capture(lambda i, gemm=gemm, x=x: multiply(gemm, x, weights[i]), len(weights))
             for gemm in gemms
         ]
         for gemm, sample in zip(gemms, timer.replay(graphs), strict=True):
