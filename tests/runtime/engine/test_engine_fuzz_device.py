@@ -271,17 +271,13 @@ WITH_PREEMPTION = {"qwen3": 175, "qwen3.5-text": 5}
 def test_answers_of_whole_steps_are_those_that_each_request_has_alone(
     checkpoint: Path, device: str
 ) -> None:
-    few = [WITH_PREEMPTION.get(checkpoint.name[:-1], 11)]  # pytest adds a digit to the kind
-    most = seeds(4)  # interpreted steps take a tenth of a second
+    place = torch.device(device, torch.cuda.current_device() if device == "cuda" else None)
+    with_preemption = WITH_PREEMPTION.get(checkpoint.name[:-1], 11)  # pytest adds a digit
+    workloads = [(with_preemption, 6, [16])]
+    if device == "cuda":  # interpreted steps take a tenth of a second
+        workloads += [(seed, 30, [16, 32]) for seed in seeds(4)]
     preemptions = [
-        run_workload(
-            checkpoint,
-            torch.device(device, torch.cuda.current_device() if device == "cuda" else None),
-            seed,
-            graph_steps=True,
-            count=6 if device == "cpu" else 30,
-            page_sizes=[16] if device == "cpu" else [16, 32],
-        )
-        for seed in (few if device == "cpu" else most)
+        run_workload(checkpoint, place, seed, graph_steps=True, count=count, page_sizes=page_sizes)
+        for seed, count, page_sizes in workloads
     ]
     assert any(preemptions)
