@@ -11,7 +11,7 @@ from torch import Tensor
 
 from model_zoo.checkpoint import Checkpoint, CheckpointTensor, wrong_shape
 from model_zoo.config import ModelError
-from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.projection import LoadedProjection
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs
 from model_zoo.quantization.config import QuantizationConfig, read_quantization
 from model_zoo.quantization.quantize import quantize_fp8

@@ -14,10 +14,11 @@ from model_zoo.config import ModelConfig
 from model_zoo.inputs import ModelInput
 from model_zoo.layers.attention import Attention
 from model_zoo.layers.delta_net.block import DeltaNet
-from model_zoo.layers.linear import Linear, Projection
+from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.layers.norm import LayerNorm, RMSNorm
+from model_zoo.layers.projection import Projection
 from model_zoo.parallel.shard import Part
 
 Weights = dict[str, Tensor]  # by name in the checkpoint

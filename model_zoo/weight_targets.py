@@ -14,8 +14,8 @@ from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import ModelError
 from model_zoo.families.model_config import VISION_WEIGHTS
 from model_zoo.kv_scales import is_kv_scale
-from model_zoo.layers.linear import LoadedProjection, Projection
 from model_zoo.layers.moe.experts import Experts, StackedTensor
+from model_zoo.layers.projection import LoadedProjection, Projection
 from model_zoo.model import Model
 from model_zoo.staging import Parameter, StagedLayer
 from model_zoo.weight_reader import WeightTarget

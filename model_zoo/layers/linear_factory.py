@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from model_zoo.layers.embedding import Embedding, LMHead
-from model_zoo.layers.linear import Linear, Run
+from model_zoo.layers.linear import Linear
 from model_zoo.layers.moe.expert_stack import ExpertStack
+from model_zoo.layers.projection import Run
 from model_zoo.layers.quantized_rows import Producer
 from model_zoo.layers.row_parallel import RowParallelLinear
 from model_zoo.layers.swiglu_linear import SwigluLinear

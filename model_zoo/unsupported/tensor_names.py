@@ -16,7 +16,7 @@ from model_zoo.checkpoint import INDEX
 from model_zoo.checkpoint_layers import STACKED_DIMENSIONS
 from model_zoo.config import ModelConfig
 from model_zoo.kv_scales import is_kv_scale
-from model_zoo.layers.linear import LoadedProjection
+from model_zoo.layers.projection import LoadedProjection
 from model_zoo.quantization.readers.registry import split_name
 from model_zoo.registry import build
 from model_zoo.rope_config import RopeConfig

@@ -21,8 +21,8 @@ from model_zoo.checkpoint import Checkpoint, CheckpointTensor
 from model_zoo.checkpoint_layers import CheckpointLayers, holds_all_experts
 from model_zoo.config import ModelConfig, ModelError, read_config
 from model_zoo.layers.gemm.implementations import capable
-from model_zoo.layers.linear import LoadedProjection
 from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.projection import LoadedProjection
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs, packs_of
 from model_zoo.model import Model
 from model_zoo.quantization.quantize import quantize_fp8

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.linear import FILLED_AT_ONCE
+from model_zoo.layers.projection import FILLED_AT_ONCE
 from model_zoo.layers.quantized_gemm.stacked_parameters import StackedParameters
 from model_zoo.parallel.shard import Part
 from model_zoo.quantization.quantized_weight import QuantizedWeight
