@@ -98,9 +98,10 @@ class SmallKernel:
             x = self._plain()
         if gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
             return gemm.multiply(x, weight, bias, gate)
+        product: Tensor | UnscaledRows
         if self._reads and isinstance(gemm, UnscaledGemm):
-            return self._quantized_output(gemm.unscaled(x, weight), gate)
-        if isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
+            product = gemm.unscaled(x, weight)
+        elif isinstance(gemm, QuantizedRowsGemm) and isinstance(x, QuantizedRows):
             product = gemm.product(x, weight, bias)
         else:
             product = gemm.run(x, weight, bias)

@@ -157,7 +157,7 @@ def test_calls_read_more_than_the_cache_holds_where_there_are_so_many_weights():
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "qwen2-moe", "qwen3.5-moe-text"])
-def test_layers_between_attention_and_experts_are_told_apart(
+def test_layers_between_attention_and_experts_have_keys_of_their_own(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(autotune, "supports_kernels", lambda device, dtype: True)
