@@ -36,8 +36,15 @@ from benchmarks.attention.timing import GraphTimer, measure_bandwidth
 from benchmarks.gemm.gemm_chain import MODELS
 from model_zoo.layers.gemm.implementations import MAX_ROWS, CublasGemm, GemmImpl, block_m
 from model_zoo.layers.gemm.timing import COLD_BYTES
-from model_zoo.layers.quantized_gemm.candidates import HOPPER, scaled_mm, unscaled_mm
+from model_zoo.layers.quantized_gemm.candidates import (
+    HOPPER,
+    fp8_many_rows,
+    scaled_mm,
+    unscaled_mm,
+)
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegisters, dequant_gemms
+from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
+from model_zoo.layers.quantized_gemm.fp8.skinny import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_gemm.fp8_gemm import (
     DequantizeThenCublas,
     ScaledMM,
@@ -48,7 +55,6 @@ from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind,
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
 from model_zoo.quantization.weight_scheme import WeightScheme
 from runtime.precompile.compiling import compiling_only
@@ -77,6 +83,7 @@ IMPLEMENTATIONS = (
     DequantizeThenCublas,
     ScaledMM,
     UnscaledMM,
+    Fp8ManyRowsGemm,
     SkinnyFp8Gemm,
     Int8Gemm,
 )
@@ -151,6 +158,9 @@ def gemms_of(
             yield unscaled
         if rows <= MAX_ROWS and torch.cuda.get_device_capability(device) == HOPPER:
             yield from skinny_fp8_candidates(product.kind, programs, rows, *shape)
+        many = fp8_many_rows(device, BF16, *shape, scheme)
+        if rows > MAX_ROWS and many is not None:
+            yield many
     kind = activation_kind(scheme)
     if kind is not None:
         yield from int8_gemms(device, kind, rows, *shape)

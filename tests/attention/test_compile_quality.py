@@ -239,6 +239,49 @@ def test_gated_products_ask_for_weights_before_they_wait_and_keep_the_tensor_cor
     assert count(operations, "MUFU.EX2", "MUFU.RCP") <= 2 * 2 * 64 + 8, "no divisions"
 
 
+def check_sending(kernel: dict[str, Any]) -> None:
+    operations, hot = kernel["operations"], kernel["hot"]
+    first = {x: operations.index(x) for x in ("UTMALDG.2D", "PREEXIT", "ACQBULK")}
+    assert first["UTMALDG.2D"] < first["PREEXIT"] < first["ACQBULK"], first
+    assert count(operations, "HGMMA") == count(hot, "HGMMA") == 8
+    assert count(operations, "WARPGROUP.DEPBAR") == 4 and count(operations, "WARPGROUP.ARRIVE") == 2
+    assert not count(operations, "LDL", "STL") and not kernel["stack"]
+    assert count(operations, "USETMAXREG") and count(operations, "HADD2", "HFMA2") <= 2 * 64 + 4
+    assert kernel["resident"] == 1 and kernel["registers"] == 168
+
+
+@pytest.mark.parametrize(
+    ("name", "outs"), [("1 bf16", 1), ("2 bf16", 2), ("2 fp16", 2), ("8 bf16", 8)]
+)
+def test_products_that_are_stored_at_once_multiply_like_gated_ones(
+    shipped: dict[str, dict[str, Any]], name: str, outs: int
+):
+    """Each consumer stores its rows once an output, and adds 0.0 to two numbers at a time."""
+    kernel = shipped[f"sending at once to {name}: sending_gemm_hopper"]
+    check_sending(kernel)
+    assert count(kernel["operations"], "UTMASTG") == 2 * outs
+
+
+@pytest.mark.parametrize(
+    ("name", "outs"),
+    [
+        ("1 bf16", 1),
+        ("2 bf16", 2),
+        ("2 bf16 in large pieces", 2),
+        ("2 fp16", 2),
+        ("8 bf16", 8),
+    ],
+)
+def test_products_that_are_stored_in_pieces_multiply_like_gated_ones(
+    shipped: dict[str, dict[str, Any]], name: str, outs: int
+):
+    """The store warp stores a piece while the next tile is multiplied, and one or eight of the last
+    tile at a time: it has few registers."""
+    kernel = shipped[f"sending to {name}: sending_gemm_hopper"]
+    check_sending(kernel)
+    assert count(kernel["operations"], "UTMASTG") in (2 * outs, (1 + 8) * outs)
+
+
 @pytest.mark.parametrize("name", ["planner: plan_stream_k", "tiler: plan_tiles"])
 def test_planners_are_short(shipped: dict[str, dict[str, Any]], name: str):
     """About a microsecond: they run before every step."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.gemm.bench_gemm import cublas, fastest
 from benchmarks.gemm.bench_many_rows import calls_of, of_layer
+from benchmarks.gemm.bench_sending import check, operands, subjects
 from benchmarks.gemm.gemm_chain import MODELS, Chain, ModelSizes, random_weights
 from model_zoo.layers.gemm.implementations import CublasGemm, SplitK
 
@@ -58,3 +60,9 @@ def test_what_is_timed_of_many_rows_computes_what_a_layer_does():
         call, several, operations = calls[name]
         assert call(0).shape == (5, len(weight)) and several == 1
         assert operations == 2 * 5 * weight.numel()
+
+
+@pytest.mark.gpu
+def test_what_is_sent_is_what_cublas_computes():
+    device = torch.device("cuda")
+    check(operands(512, 4096, 2048, device, device), subjects([32]))

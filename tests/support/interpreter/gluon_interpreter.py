@@ -93,10 +93,11 @@ class Pointer:
         at, mask, stored = torch.broadcast_tensors(at, mask, torch.as_tensor(stored))
         self.memory.view(-1)[self._check(at[mask])] = stored[mask].to(self.memory.dtype)
 
-    def add(self, much: int) -> Values:
+    def update(self, change: Callable[[int], int]) -> Values:
+        """-> the value before, as of atomic operations."""
         at = int(self.at)
         before = int(self.memory.view(-1)[at])
-        self.memory.view(-1)[at] += much
+        self.memory.view(-1)[at] = change(before)
         return number(before)
 
 
@@ -105,6 +106,7 @@ class Shared:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.shape, self.dtype = tensor, list(tensor.shape), tensor.dtype
+        self.layout = None
 
     def index(self, i: Any) -> Shared:
         assert 0 <= int(i) < self.shape[0]
@@ -118,6 +120,11 @@ class Shared:
 
     def reshape(self, shape: Sequence[int]) -> Shared:
         return Shared(self.tensor.view(*shape))
+
+    def _reinterpret(self, dtype: torch.dtype, shape: Sequence[int], layout: object) -> Shared:
+        """Of another height, by layouts that are one row after the other."""
+        assert dtype == self.dtype and shape[-1] == self.shape[-1]
+        return self.reshape(shape)
 
     def load(self, layout: object) -> Values:
         return values(self.tensor.clone())
@@ -183,6 +190,33 @@ class Descriptor:
         self.block_type = SimpleNamespace(shape=box, nbytes=nbytes)
 
 
+class Constant(int):
+    """A constant of a module, which kernels and what launches them read."""
+
+    @property
+    def value(self) -> int:
+        return int(self)
+
+
+class Stores:
+    """Copies from shared to global memory that each thread has yet to wait for."""
+
+    def __init__(self) -> None:
+        self._threads = threading.local()
+
+    def start(self, desc: Descriptor, corner: list[Any], of: Shared) -> None:
+        assert of.shape == desc.block_type.shape
+        first = [int(x) for x in corner]
+        at = tuple(slice(x, x + n) for x, n in zip(first, of.shape, strict=True))
+        self._threads.__dict__.setdefault("pending", []).append((desc.tensor[at], of.tensor))
+
+    def wait(self, pendings: int) -> None:
+        pending = self._threads.__dict__.setdefault("pending", [])
+        for to, tensor in pending[: len(pending) - pendings]:
+            to.copy_(tensor[tuple(slice(0, size) for size in to.shape)])
+        del pending[: len(pending) - pendings]
+
+
 class Token:
     """Products that have not been waited for."""
 
@@ -236,6 +270,8 @@ def _inline_asm(
         y, column, first, last = args
         return torch.where((first <= column) & (column < last), y, 0.0).to(torch.float16)
     assert pack == 1
+    if "rcp.approx" in asm:
+        return values(torch.reciprocal(args[0]))
     if "prefetch" in asm:
         return values(torch.zeros(args[0].shape, dtype=torch.int32))
     outputs = constraints.count("=")
@@ -278,7 +314,7 @@ def _language(programs: Callable[[], tuple[int, int]], barriers: list[Barrier]) 
     return SimpleNamespace(
         **layouts,
         **types,
-        constexpr=lambda value: value,
+        constexpr=lambda value: Constant(value) if type(value) is int else value,
         static_range=range,
         program_id=lambda axis: number(programs()[0]),
         num_programs=lambda axis: number(programs()[1]),
@@ -300,9 +336,10 @@ def _language(programs: Callable[[], tuple[int, int]], barriers: list[Barrier]) 
         join=lambda a, b: torch.stack([a, b], -1),
         split=lambda x: x.unbind(-1),
         convert_layout=lambda x, layout, assert_trivial=False: x,
-        load=lambda p, mask=None, other=0, cache_modifier="": p.load(mask, other),
+        load=lambda p, mask=None, other=0, cache_modifier="", volatile=False: p.load(mask, other),
         store=lambda p, value, mask=None: p.store(value, mask),
-        atomic_add=lambda p, much: p.add(much),
+        atomic_add=lambda p, much: p.update(lambda value: value + int(much)),
+        atomic_max=lambda p, least: p.update(lambda value: max(value, int(least))),
         inline_asm_elementwise=_inline_asm,
         allocate_shared_memory=_allocation(barriers),
         warp_specialize=_specialize,
@@ -316,13 +353,18 @@ def _modules(language: SimpleNamespace) -> dict[str, Any]:
         MBarrierLayout=lambda: "barriers",
         init=lambda bar, count: (setattr(bar, "count", count), setattr(bar, "pending", count)),
         expect=lambda bar, nbytes, pred=True: bar.arrive(1, nbytes),
-        arrive=lambda bar, count=1, pred=True: bar.arrive(count),
+        arrive=lambda bar, count=1, pred=True: bar.arrive(count) if pred else None,
         wait=lambda bar, phase: bar.wait(phase),
     )
+    stores = Stores()
     hopper = SimpleNamespace(
         fence_async_shared=nothing,
         mbarrier=mbarrier,
-        tma=SimpleNamespace(async_copy_global_to_shared=_copy_to_shared),
+        tma=SimpleNamespace(
+            async_copy_global_to_shared=_copy_to_shared,
+            async_copy_shared_to_global=stores.start,
+            store_wait=stores.wait,
+        ),
         warpgroup_mma=_multiply,
         warpgroup_mma_wait=_wait_for_products,
     )
@@ -378,6 +420,8 @@ def _argument(value: Any) -> Any:
         return Pointer(_memory(value))
     if hasattr(value, "block_shape"):
         return Descriptor(value)
+    if isinstance(value, tuple):
+        return tuple(_argument(each) for each in value)
     return number(value) if isinstance(value, int) else value
 
 

@@ -20,83 +20,21 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from attention.common.softmax import LOG2E
+from model_zoo.layers.gemm.hopper.many_rows import (
+    DEPTH,
+    GROUPS,
+    HALF,
+    ROWS,
+    load,
+    stage_barriers,
+    tile_coords,
+    tile_sums,
+)
 
-GROUPS = gl.constexpr(2)  # consumer warpgroups
-ROWS = gl.constexpr(64)  # of x per consumer warpgroup
-HALF = gl.constexpr(128)  # gates of a tile
-DEPTH = gl.constexpr(64)  # columns of a stage: 128 bytes, the widest swizzle
 STAGES = gl.constexpr(4)
-
-
-@gluon.jit
-def _tile_coords(tile, m_tiles, n_tiles, band):
-    """Tile index -> (row, column) of tiles; `band` rows of tiles at a time."""
-    before = tile // (band * n_tiles) * band
-    height = gl.minimum(m_tiles - before, band)
-    within = tile - before * n_tiles
-    return before + within % height, within // height
-
-
-@gluon.jit
-def _copy_weights(tma_desc, weights, full, stage, row, up_offset, k):
-    """Start the copies of a tile's rows of W: gates, followed by ups."""
-    for half in gl.static_range(2):
-        tma.async_copy_global_to_shared(
-            tma_desc, [row + half * up_offset, k * DEPTH], full.index(stage),
-            weights.index(stage).slice(half * HALF, HALF, 0),
-        )  # fmt: skip
-
-
-@gluon.jit
-def _copy_rows(tma_desc, rows, full, stage, row, k):
-    """Start the copies of each group's rows of x."""
-    for g in gl.static_range(GROUPS):
-        tma.async_copy_global_to_shared(
-            tma_desc, [row + g * ROWS, k * DEPTH], full.index(stage), rows.index(stage * GROUPS + g)
-        )
-
-
-@gluon.jit
-def _load(
-    x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band, up_offset,
-    DEPENDENT: gl.constexpr,
-):  # fmt: skip
-    """The load warp.  It fills its ring with weights before the wait."""
-    BYTES: gl.constexpr = GROUPS * x_desc.block_type.nbytes + 2 * w_desc.block_type.nbytes
-    HEIGHT: gl.constexpr = GROUPS * ROWS
-    first = gl.program_id(0)
-    m, n = _tile_coords(first, m_tiles, n_tiles, band)
-    for stage in gl.static_range(STAGES):
-        mbarrier.expect(full.index(stage), BYTES)
-        _copy_weights(w_desc, weights, full, stage, n * HALF, up_offset, stage)
-    if DEPENDENT:
-        gdc_launch_dependents()
-        gdc_wait()
-    for stage in gl.static_range(STAGES):
-        _copy_rows(x_desc, rows, full, stage, m * HEIGHT, stage)
-    stage, phase = 0, 0
-    for tile in range(first, m_tiles * n_tiles, gl.num_programs(0)):
-        m, n = _tile_coords(tile, m_tiles, n_tiles, band)
-        begin = STAGES * (tile == first).to(gl.int32)
-        for k in range(begin, k_blocks):
-            mbarrier.wait(empty.index(stage), phase)
-            mbarrier.expect(full.index(stage), BYTES)
-            _copy_rows(x_desc, rows, full, stage, m * HEIGHT, k)
-            _copy_weights(w_desc, weights, full, stage, n * HALF, up_offset, k)
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
 
 
 @gluon.jit
@@ -125,40 +63,15 @@ def _finish(acc, out_desc, results, row, column):
 
 
 @gluon.jit
-def _release_before(empty, stage, there):
-    """Release the stage before `stage`.
-
-    Not by a variable that keeps the previous `stage`: Triton merges the two and does not carry it
-    through the loop.
-    """
-    mbarrier.arrive(empty.index((stage + (STAGES - 1)) % STAGES), count=1, pred=there)
-
-
-@gluon.jit
 def _multiply(
     rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band,
     g: gl.constexpr,
 ):  # fmt: skip
     """A consumer warpgroup: ROWS rows of each tile."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * HALF, 16])
     stage, phase = 0, 0
     for tile in range(gl.program_id(0), m_tiles * n_tiles, gl.num_programs(0)):
-        acc = gl.zeros([ROWS, 2 * HALF], gl.float32, layout)
-        for k in range(k_blocks):
-            mbarrier.wait(full.index(stage), phase)
-            acc = warpgroup_mma(
-                rows.index(stage * GROUPS + g), weights.index(stage).permute((1, 0)), acc,
-                use_acc=k != 0, is_async=True,
-            )  # fmt: skip
-            acc = warpgroup_mma_wait(num_outstanding=1, deps=(acc,))
-            _release_before(empty, stage, k != 0)
-            stage += 1
-            if stage == STAGES:
-                stage = 0
-                phase ^= 1
-        acc = warpgroup_mma_wait(num_outstanding=0, deps=(acc,))
-        _release_before(empty, stage, True)
-        m, n = _tile_coords(tile, m_tiles, n_tiles, band)
+        acc, stage, phase = tile_sums(rows, weights, full, empty, stage, phase, k_blocks, g)
+        m, n = tile_coords(tile, m_tiles, n_tiles, band)
         _finish(acc, out_desc, results.index(g), (m * GROUPS + g) * ROWS, n * HALF)
     tma.store_wait(pendings=0)
 
@@ -173,12 +86,7 @@ def swiglu_gemm_hopper(
     rows = gl.allocate_shared_memory(dtype, [STAGES * GROUPS, ROWS, DEPTH], swizzled)
     weights = gl.allocate_shared_memory(dtype, [STAGES, 2 * HALF, DEPTH], swizzled)
     results = gl.allocate_shared_memory(dtype, [GROUPS, ROWS, HALF], swizzled)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(STAGES):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=GROUPS)
-    fence_async_shared()
+    full, empty = stage_barriers(STAGES)
     gl.warp_specialize(
         [
             (_multiply, (
@@ -187,9 +95,9 @@ def swiglu_gemm_hopper(
             (_multiply, (
                 rows, weights, results, full, empty, out_desc, m_tiles, n_tiles, k_blocks, band, 1,
             )),
-            (_load, (
+            (load, (
                 x_desc, w_desc, rows, weights, full, empty, m_tiles, n_tiles, k_blocks, band,
-                up_offset, DEPENDENT,
+                up_offset, HALF, DEPENDENT,
             )),
         ],
         [4, 1], [240, 24],

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from model_zoo.layers.gemm.swiglu import FEW_MORE, SIZES, SwigluGemm, bands
+from model_zoo.layers.gemm.bands import FEW_MORE, bands
+from model_zoo.layers.gemm.swiglu import SIZES, SwigluGemm
 from model_zoo.layers.linear import MIN_ADDMM_ROWS, Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.swiglu_linear import SwigluLinear
