@@ -14,6 +14,8 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegistersUnsplit,
     dequant_gemms,
 )
+from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
+from model_zoo.layers.quantized_gemm.fp8.skinny import skinny_fp8_candidates
 from model_zoo.layers.quantized_gemm.fp8_gemm import (
     DequantizeThenCublas,
     ScaledMM,
@@ -28,7 +30,6 @@ from model_zoo.layers.quantized_gemm.int8.gemm import (
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -37,6 +38,8 @@ HOPPER = (9, 0)
 # Numbers of rows for which UnscaledMM is tried.  Of fewer, the GEMMs of few rows are faster on an
 # H200: a step of 64 rows took 4.55 ms in place of 4.65.  Of more its lead is gone: 2 % at 512.
 UNSCALED_BUCKETS = (128, 256, 384)
+# Numbers of rows for which Fp8ManyRowsGemm is tried; more use ScaledMM.
+FP8_BUCKETS = (*UNSCALED_BUCKETS, 512, 768, 1024, 1536, 2048, 4096, 8192)
 log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,7 @@ def quantized_candidates(
     inputs: int,
     scheme: WeightScheme,
     *,
+    bias: bool = True,
     leaves_scales: bool = False,
 ) -> list[GemmImpl]:
     """Candidates for x [rows, inputs] and W [outputs, inputs], first one that others are compared
@@ -63,8 +67,11 @@ def quantized_candidates(
     if integers and rows > MAX_ROWS:
         return list(integers)
     found: list[GemmImpl] = []
-    if rows > MAX_ROWS and leaves_scales:
-        return [ScaledMM("row", fast_accum=True), UnscaledMM()]
+    many = None if bias else fp8_many_rows(device, dtype, outputs, inputs, scheme)
+    if rows > MAX_ROWS and (leaves_scales or many is not None):
+        found = [ScaledMM("row", fast_accum=True)]
+        found += [UnscaledMM()] if leaves_scales and rows <= UNSCALED_BUCKETS[-1] else []
+        return found + ([] if many is None else [many])
     if rows > MAX_ROWS:
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
     else:
@@ -96,12 +103,15 @@ def tuned_above(
     inputs: int,
     scheme: WeightScheme,
     *,
+    bias: bool = True,
     leaves_scales: bool = False,
 ) -> tuple[int, ...]:
-    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8; and
-    where scales may be left to what reads the product."""
+    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8; of
+    fp8 on Hopper; and where scales may be left to what reads the product."""
     if activation_kind(scheme) is not None:
         return (*MANY_BUCKETS, 2 * MANY_BUCKETS[-1])
+    if not bias and fp8_many_rows(device, dtype, outputs, inputs, scheme) is not None:
+        return FP8_BUCKETS
     if leaves_scales:
         return UNSCALED_BUCKETS
     if not runs_skinny(device, inputs, scheme):
@@ -129,6 +139,17 @@ def unscaled_mm(
     if dtype != torch.bfloat16 or scaled_mm(device, dtype, outputs, inputs, scheme) is None:
         return None
     return None if scheme.row_group > 1 else UnscaledMM()
+
+
+def fp8_many_rows(
+    device: torch.device, dtype: torch.dtype, outputs: int, inputs: int, scheme: WeightScheme
+) -> Fp8ManyRowsGemm | None:
+    """Fp8ManyRowsGemm, which has no bias, if the device has ScaledMM of scales of rows, too."""
+    if scaled_mm(device, dtype, outputs, inputs, scheme) != ScaledMM("row", fast_accum=True):
+        return None
+    gemm = Fp8ManyRowsGemm()
+    hopper = torch.cuda.get_device_capability(device) == HOPPER
+    return gemm if hopper and gemm.serves(1, outputs, inputs) else None
 
 
 @cache

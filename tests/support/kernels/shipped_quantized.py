@@ -14,6 +14,8 @@ from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.silu_mul import silu_mul
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit, dequant_gemms
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
+from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
+from model_zoo.layers.quantized_gemm.fp8.skinny import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
@@ -22,7 +24,6 @@ from model_zoo.layers.quantized_gemm.quantize_rows import (
     silu_mul_quantize,
 )
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
-from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows, ScaleKind, UnscaledRows
 from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -140,8 +141,8 @@ def call_unscaled() -> None:
     )
 
 
-def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
-    kind = gemm.kind
+def call_fp8_product(gemm: SkinnyFp8Gemm | Fp8ManyRowsGemm, rows: int, gate: Gate | None) -> None:
+    kind, bias = gemm.kind, tensor(OUTPUTS) if isinstance(gemm, SkinnyFp8Gemm) else None
     padded = -(-rows // 16) * 16
     columns = 1 if kind == "row" else INPUTS // GROUP
     x = QuantizedRows(
@@ -151,10 +152,15 @@ def call_fp8_product(gemm: SkinnyFp8Gemm, rows: int, gate: Gate | None) -> None:
         count=rows,
         dtype=BF16,
     )
-    gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS), gate)
+    gemm.multiply(x, weight(f"fp8 {kind}"), bias, gate)
 
 
+GATES: tuple[Gate | None, ...] = (None, "silu", "gelu")
 QUANTIZED: dict[str, Callable[[], None]] = {
+    **{
+        f"fp8 many rows {gate}": partial(call_fp8_product, Fp8ManyRowsGemm(), 512, gate)
+        for gate in GATES
+    },
     "quantize row": partial(call_quantize, "row"),
     "quantize block": partial(call_quantize, "block"),
     "quantize int8": partial(call_quantize, "int8"),

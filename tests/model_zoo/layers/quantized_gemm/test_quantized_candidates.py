@@ -24,10 +24,12 @@ from model_zoo.layers.gemm.implementations import BUCKETS, MANY_BUCKETS
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm import candidates
 from model_zoo.layers.quantized_gemm.candidates import (
+    FP8_BUCKETS,
     quantized_candidates,
     use_quantized_gemms,
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
+from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import (
     DequantizeThenCublas,
     ScaledMM,
@@ -131,18 +133,31 @@ def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.Mon
     assert rows_of(linear("int8 row", activation_bits=8)) == [*BUCKETS, *MANY_BUCKETS, 1024]
 
 
+def test_hoppers_fp8_kernel_of_many_rows_is_tried_without_a_bias(monkeypatch: pytest.MonkeyPatch):
+    use_device(monkeypatch, (9, 0))
+    layer = linear("fp8 row", activation_bits=8)
+    assert rows_of(layer) == [*BUCKETS]
+    layer.bias = None
+    assert rows_of(layer) == [*BUCKETS, *FP8_BUCKETS]
+    use_device(monkeypatch, (12, 0))
+    assert rows_of(layer) == [*BUCKETS]
+    layer.may_leave_scales = True
+    assert rows_of(layer) == [*BUCKETS, 128, 256, 384]
+
+
 def test_scales_are_left_to_the_next_kernel_for_some_hundred_rows_in_bfloat16(
     monkeypatch: pytest.MonkeyPatch,
 ):
     use_device(monkeypatch, (9, 0))
     layer = linear("fp8 row", activation_bits=8)
     layer.bias, layer.may_leave_scales = None, True
-    assert rows_of(layer) == [*BUCKETS, 128, 256, 384]
+    assert rows_of(layer) == [*BUCKETS, *FP8_BUCKETS]
     by_rows = {gemm_key.rows: gemm_key for gemm_key in layers_by_key(nn.Sequential(layer))}
     for rows, gemm_key in by_rows.items():
         found = autotune.candidates_for(gemm_key, DEVICE)
-        unscaled = [ScaledMM("row", fast_accum=True), UnscaledMM()]
-        assert found == unscaled if rows > 64 else UnscaledMM() not in found
+        assert (UnscaledMM() in found) == (64 < rows <= 384)
+        assert (Fp8ManyRowsGemm() in found) == (rows > 64)
+        assert rows <= 64 or found[0] == ScaledMM("row", fast_accum=True)
     with leaving_scales(nn.Sequential(layer)) as some:
         assert some and {layer.gemm_of(rows) for rows in (1, 64, 5000)} == {UnscaledMM()}
     assert layer.gemm_of(1) is None, "what it had before"

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.implementations import workspace
+from model_zoo.layers.quantized_gemm.fp8.skinny import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_gemm.fp8_gemm import ScaledMM
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
-from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_rows import QuantizedRows, ScaleKind
 from model_zoo.quantization.quantized_weight import QuantizedWeight
 from tests.support.kernels.quantized_cases import interpreted_fp8_gemm, quantized
