@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from model_zoo.layers import fused_kernels
+from model_zoo.layers.all_reduce.partial_sum import Addend
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.rope import Rope
@@ -41,37 +42,76 @@ class Embedding(nn.Module):
         self.scale = torch.tensor(scale, dtype=dtype, device="cpu").item()
 
     def forward(self, ids: Tensor) -> Tensor:
+        return self._communicator.all_reduce(self.own_rows(ids))
+
+    def own_rows(self, ids: Tensor) -> Tensor:
+        """[T, size], zeros for the ids of other ranks."""
         if self.part is None:
             found = F.embedding(ids, self.weight)
         else:
-            [(begin, end)] = self.part.ranges
+            begin, end = self.own_ids
             own = (ids >= begin) & (ids < end)
             found = F.embedding(torch.where(own, ids - begin, 0), self.weight)
-            found = self._communicator.all_reduce(torch.where(own[:, None], found, 0))
+            found = torch.where(own[:, None], found, 0)
         return found if self.scale == 1.0 else found * self.scale
+
+    @property
+    def own_ids(self) -> tuple[int, int]:
+        """The first of those that the rank has, and the end."""
+        assert self.part is not None
+        [found] = self.part.ranges
+        return found
+
+    def for_norm(self, own_rows: Tensor) -> Addend:
+        """The sum of own_rows of all ranks, which the next norm may compute."""
+        return self._communicator.for_norm(own_rows, of_embeddings=True)
 
 
 def embed(
     embedding: Embedding, norm: RMSNorm, ropes: Sequence[Rope], tokens: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """-> first layer's norm of the embeddings, embeddings [T, size], Rope.rows of each rope."""
-    weight = embedding.weight
-    if embedding.part is not None or not fused_kernels.use_fused_kernels(tokens.device):
+    if embedding.part is not None:
+        own_rows, zeros, cos_sin = _own_rows(embedding, ropes, tokens, positions)
+        x, residual = norm.add(embedding.for_norm(own_rows), zeros)
+        assert isinstance(x, Tensor), "no consumer takes anything else"
+        return x, residual, cos_sin
+    if not fused_kernels.use_fused_kernels(tokens.device):
         residual = embedding(tokens)
-        cos_sin = [rope.rows(positions, weight.dtype) for rope in ropes]
-        return *norm.add(None, residual), cos_sin
+        x, residual = norm.add(None, residual)
+        assert isinstance(x, Tensor)
+        return x, residual, [rope.rows(positions, residual.dtype) for rope in ropes]
     from model_zoo.layers.kernels.embed import embed as fused
 
     return fused(
         tokens,
         positions,
-        weight,
+        embedding.weight,
         norm.weight,
         norm.eps,
-        [(rope.frequencies, rope.scale) for rope in ropes],
+        _frequencies(ropes),
         embedding_scale=embedding.scale,
         plus_one=norm.plus_one,
     )
+
+
+def _own_rows(
+    embedding: Embedding, ropes: Sequence[Rope], tokens: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """-> Embedding.own_rows and zeros, [T, size] each, and Rope.rows of each rope."""
+    if not fused_kernels.use_fused_kernels(tokens.device):
+        own_rows = embedding.own_rows(tokens)
+        cos_sin = [rope.rows(positions, own_rows.dtype) for rope in ropes]
+        return own_rows, torch.zeros_like(own_rows), cos_sin
+    from model_zoo.layers.kernels.embed import embed_own
+
+    scale = embedding.scale
+    ids, ropes_of = embedding.own_ids, _frequencies(ropes)
+    return embed_own(tokens, positions, embedding.weight, ids, ropes_of, embedding_scale=scale)
+
+
+def _frequencies(ropes: Sequence[Rope]) -> list[tuple[Tensor, float]]:
+    return [(rope.frequencies, rope.scale) for rope in ropes]
 
 
 class LMHead(Linear):

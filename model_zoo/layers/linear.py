@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers import fused_kernels
 from model_zoo.layers.all_reduce.partial_sum import Addend
+from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
 from model_zoo.layers.gemm.by_rows import GemmsByRows
 from model_zoo.layers.gemm.implementations import GemmImpl, NormingGemm
 from model_zoo.layers.normed_rows import Norm, NormedRows, NormOutput
@@ -162,12 +163,9 @@ class Linear(nn.Module):
         None: cuBLAS added the output to residual, in place, with the error of a rounded output that
         is added and rounded again.  NormedRows: a GEMM of few rows added it as the norm would have.
         """
-        gemm = self.norming_gemm(len(x))
-        if gemm is not None and self._next and isinstance(x, Tensor):
-            [(norm, consumer)] = self._next
-            if consumer.takes_normed(len(x)):
-                total = gemm.add_to(residual, x.contiguous(), self.operand, self.bias, norm)
-                return total, residual
+        norm = self.norm_in_gemm(x)
+        if norm is not None:
+            return self.add_to(residual, x, norm), residual
         adds = not self.is_batch_invariant and self.bias is None and len(x) >= MIN_ADDMM_ROWS
         if (
             adds
@@ -178,6 +176,23 @@ class Linear(nn.Module):
         ):
             return None, residual.addmm_(x, self.weight.t())
         return self.for_norm(x), residual
+
+    def norm_in_gemm(self, x: NormOutput) -> Norm | None:
+        """The norm of the residual and the output of which the GEMM, by `add_to`, and the next one
+        do the work."""
+        if self.next is None or not isinstance(x, Tensor) or self.norming_gemm(len(x)) is None:
+            return None
+        norm, consumer = self.next
+        return norm if consumer.takes_normed(len(x)) else None
+
+    def add_to(
+        self, residual: Tensor, x: NormOutput, norm: Norm, *, rank_sum: RankSum | None = None
+    ) -> NormedRows:
+        """As NormingGemm.add_to, where norm_in_gemm has named the norm."""
+        gemm = self.norming_gemm(len(x))
+        assert gemm is not None and isinstance(x, Tensor)
+        x, operand = x.contiguous(), self.operand
+        return gemm.add_to(residual, x, operand, self.bias, norm, rank_sum=rank_sum)
 
     def precedes(self, norm: Norm, consumer: Consumer) -> None:
         """The norm adds this layer's output to the residual, and gives its own to the consumer.
@@ -190,6 +205,11 @@ class Linear(nn.Module):
     def precedes_nothing(self) -> None:
         """No norm follows, or one without a Consumer."""
         self._next, self._next_loads_ahead = (), True
+
+    @property
+    def next(self) -> tuple[Norm, Consumer] | None:
+        """The norm that follows, and what takes its output, by `precedes`."""
+        return self._next[0] if self._next else None
 
     @property
     def adds_to_residual(self) -> bool:
@@ -208,6 +228,10 @@ class Linear(nn.Module):
     def takes_normed(self, rows: int) -> bool:
         """As Consumer.takes_normed."""
         return self.norming_gemm(rows) is not None
+
+    def multiply_first(self, x: NormOutput) -> Tensor:
+        """As Consumer.multiply_first."""
+        return self(x)
 
     @property
     def loads_ahead(self) -> bool:

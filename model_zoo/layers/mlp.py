@@ -31,6 +31,10 @@ class SwigluMLP(nn.Module):
         """As Consumer.takes_normed."""
         return self.gate_up.takes_normed(rows)
 
+    def multiply_first(self, x: NormOutput) -> object:
+        """As Consumer.multiply_first."""
+        return self.gate_up.swiglu(x, consumer=self.down)
+
     @property
     def loads_ahead(self) -> bool:
         """As Consumer.loads_ahead."""

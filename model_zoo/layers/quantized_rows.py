@@ -101,6 +101,10 @@ class Consumer(Protocol):
         """Whether it takes NormedRows [rows, in]."""
         ...
 
+    def multiply_first(self, x: Any) -> object:
+        """The first GEMM of what it computes of x, a norm's output, with a gate: for timing."""
+        ...
+
     @property
     def loads_ahead(self) -> bool:
         """Whether its GEMM of few rows loads weights before x is there.

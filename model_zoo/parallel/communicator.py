@@ -11,10 +11,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums
+from model_zoo.layers.all_reduce.partial_sum import Addend, FusedSums, PartialSum
+from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
 
 
 class Communicator(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        ...
+
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, with the same bits on each; x may be overwritten."""
         ...
@@ -23,13 +32,22 @@ class Communicator(Protocol):
         """x [R, N] of each rank -> [R, size * N], those of rank 0 first."""
         ...
 
-    def for_norm(self, part: Tensor) -> Addend:
-        """The sum of a product's parts [T, N] over all ranks, which the next norm may compute."""
+    def for_norm(self, part: Tensor, *, of_embeddings: bool = False) -> Addend:
+        """The sum of parts [T, N] over all ranks, which the next norm may compute.
+
+        of_embeddings: of those with which a step begins; not: of a product
+        """
+        ...
+
+    def rank_sum(self, rows: int) -> RankSum | None:
+        """The next sum of parts [rows, N], for a kernel that computes it; None: for_norm adds."""
         ...
 
 
 class Alone:
     """Of a model that is on one device."""
+
+    rank, size = 0, 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -37,8 +55,11 @@ class Alone:
     def gather(self, x: Tensor) -> Tensor:
         return x
 
-    def for_norm(self, part: Tensor) -> Tensor:
+    def for_norm(self, part: Tensor, *, of_embeddings: bool = False) -> Tensor:
         return part
+
+    def rank_sum(self, rows: int) -> None:
+        return None
 
 
 class ProcessGroupCommunicator:
@@ -48,7 +69,7 @@ class ProcessGroupCommunicator:
     libraries choose their algorithm by it, and with more than two ranks the order of the sum.
 
     is_silent  ranks do not wait for each other, and results mean nothing: kernels are compiled
-    fused      the sums that norms compute; None: the library computes all
+    fused      the sums that kernels of layers compute; None: the library computes all
     """
 
     is_silent = False
@@ -59,9 +80,22 @@ class ProcessGroupCommunicator:
         self.in_order = in_order
         self._gathers = in_order and self._size > 2
 
-    def for_norm(self, part: Tensor) -> Addend:
-        partial = None if self.fused is None else self.fused.begin(part)
-        return self.all_reduce(part) if partial is None else partial
+    @property
+    def rank(self) -> int:
+        return self._group.rank()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def for_norm(self, part: Tensor, *, of_embeddings: bool = False) -> Addend:
+        where = None
+        if self.fused is not None:
+            where = self.fused.begin(len(part), of_embeddings=of_embeddings)
+        return self.all_reduce(part) if where is None else PartialSum(where, part)
+
+    def rank_sum(self, rows: int) -> RankSum | None:
+        return None if self.fused is None else self.fused.begin(rows)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.fused is not None:

@@ -1,4 +1,4 @@
-"""How the ranks of --tensor-parallel add their products: in the norms' kernels, or by a library.
+"""How the ranks of --tensor-parallel add their products: in kernels of layers, or by a library.
 
 Decided at start, when the weights are loaded and before a CUDA graph is captured, by all ranks
 alike.  Whatever is wrong with the kernels here leaves the library, NCCL, with a warning.
@@ -27,6 +27,7 @@ from model_zoo.layers.all_reduce.symmetric_buffers import (
 )
 from model_zoo.layers.error_text import first_line
 from model_zoo.layers.norm import RMSNorm
+from model_zoo.model import Model
 from model_zoo.parallel.communicator import ProcessGroupCommunicator
 from runtime.config import ConfigError, EngineConfig
 from runtime.ranks.group import Ranks
@@ -38,14 +39,14 @@ NEVER_US = 1e9
 log = logging.getLogger("wavefill.startup")
 
 
-def choose_all_reduce(spec: EngineSpec, norm: nn.Module, max_tokens: int) -> str:
-    """Let norms compute the sums over ranks where that works and is faster; all ranks call it.
+def choose_all_reduce(spec: EngineSpec, model: Model, max_tokens: int) -> str:
+    """Let kernels of layers compute the sums over ranks where that works and is faster.
 
-    norm: the model's last; max_tokens: of a step
+    All ranks call it, when their GEMMs have been chosen.  max_tokens: of a step
     Returns what the start report says of it, "" of a model that is on one device.
     Raises ConfigError if the device cannot be used any more after a kernel has failed.
     """
-    ranks, communicator = spec.ranks, spec.ranks.communicator
+    ranks, communicator, norm = spec.ranks, spec.ranks.communicator, model.norm
     if not isinstance(communicator, ProcessGroupCommunicator) or ranks.rendezvous is None:
         return ""
     communicator.fused = None
@@ -58,7 +59,8 @@ def choose_all_reduce(spec: EngineSpec, norm: nn.Module, max_tokens: int) -> str
         _assert_usable(spec.device, problem)
         if isinstance(found, str) or problem:
             return _without(ranks, problem)
-        return _use(found, ranks, communicator, norm)
+        said = _use(found, ranks, communicator, norm)
+        return said + _choose_layer_sums(model, ranks, communicator)
     finally:
         if communicator.fused is not None:
             communicator.fused.buffers.limit_waits(0)
@@ -137,6 +139,29 @@ def _use(
             return "NCCL (which is the faster here)"
     communicator.fused = sums
     return f"in the norms up to {sums.max_rows:,} tokens, by NCCL above"
+
+
+def _choose_layer_sums(model: Model, ranks: Ranks, communicator: ProcessGroupCommunicator) -> str:
+    """Let GEMMs do what they do faster than the norms, which the start report says."""
+    sums = communicator.fused
+    if sums is None or sums.buffers.memory.device.type != "cuda":
+        return ""
+    from model_zoo.layers.all_reduce.choose_layer_sums import (
+        OtherRanks,
+        choose_layer_sums,
+        described,
+    )
+
+    others = OtherRanks(communicator.all_reduce, ranks.exchange, ranks.most)
+    problem = choose_layer_sums(model, sums, others)
+    _assert_usable(sums.buffers.memory.device, problem)
+    ranks.exchange("")
+    sums.buffers.clear()  # of what came after a program gave up
+    ranks.exchange("")
+    if problem and ranks.leads:
+        log.warning("norms, and not GEMMs, compute some sums over ranks: %s", problem)
+    of_gemms = described(model)
+    return f"; {of_gemms}" if of_gemms else ""
 
 
 def _measure(

@@ -149,7 +149,7 @@ def _on_gpu(
         for sentence in slow_layers(loading.model):
             log.warning("%s", sentence)
         tokens = engine_spec.resolve_config(plan).max_batched_tokens
-        all_reduce = choose_all_reduce(engine_spec, loading.model.norm, tokens)
+        all_reduce = choose_all_reduce(engine_spec, loading.model, tokens)
         timeline.mark("gemms")
         progress("memory", 0, 1)
     plan = ranks.agree(profiler.measure())
@@ -190,7 +190,7 @@ def _on_cpu(
     [free] = engine_spec.ranks.least(free)
     plan = cpu_memory_plan(engine_spec.requested, free // engine_spec.ranks.size)
     resolved = engine_spec.resolve_config(plan)
-    all_reduce = choose_all_reduce(engine_spec, loading.model.norm, resolved.max_batched_tokens)
+    all_reduce = choose_all_reduce(engine_spec, loading.model, resolved.max_batched_tokens)
     kv = engine_spec.kv_pool(resolved.num_pages, resolved)
     backend = engine_spec.backend(resolved)
     executor = engine_spec.executor(loading.model, resolved, kv, backend)

@@ -6,6 +6,7 @@
 #   math      parts are added in fp32 in the order of the ranks, then the residual, rounded once to
 #             its type; with POST_WEIGHT the parts' sum is rounded and normed first.  The norm as in
 #             add_rms_norm.  All ranks compute the same operations, and get the same bits
+#   SENDS     if not, a GEMM before this kernel has sent the part (gemm/sending.py)
 #   order     a program has sent AHEAD rows more than it has added, so that NVLink carries some
 #             while others are added (sum_of_row.py)
 #   wait      without a limit, as NCCL's, or as long as LIMIT[0] says: then a program goes on with
@@ -35,7 +36,8 @@ SM_REGISTERS, MAX_REGISTERS = 65_536, 255  # of a multiprocessor and of a thread
 def _all_reduce_add_rms_norm(
     PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, OUT, eps, rows, turn_at, slot, part_row,
     residual_row, out_row, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
-    BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr, DEPENDENT: tl.constexpr,
+    BLOCK: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr,
+    SENDS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -46,15 +48,17 @@ def _all_reduce_add_rms_norm(
         post_weight = tl.load(POST_WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
     if DEPENDENT:
         start_successor_and_wait()
-    for ahead in tl.static_range(AHEAD):
+    for ahead in tl.static_range(AHEAD if SENDS else 0):
         row = (program + ahead * programs).to(tl.int64)
         send_row(PART, MEMORIES, turn_at, slot, row, rows, part_row, column, mask, RANK, WORLD, N)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
-        next_row = row + AHEAD * programs
-        send_row(
-            PART, MEMORIES, turn_at, slot, next_row, rows, part_row, column, mask, RANK, WORLD, N
-        )
+        if SENDS:
+            next_row = row + AHEAD * programs
+            send_row(
+                PART, MEMORIES, turn_at, slot, next_row, rows, part_row, column, mask, RANK, WORLD,
+                N,
+            )  # fmt: skip
         total = sum_of_row(
             PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
             residual_row, column, mask, RANK, WORLD, N, PLUS_ONE,
@@ -73,15 +77,18 @@ def all_reduce_add_rms_norm(
     *,
     post_weight: Tensor | None = None,
     plus_one: bool = False,
+    is_sent: bool = False,
 ) -> Tensor:
     """residual += the sum of all ranks' parts; returns rms_norm(residual) * weight.
 
     buffers:        this rank's.  Every rank calls this with the same T and turn
-    turn:           0 or 1, other than that of the call before
+    turn:           the number of a buffer, other than that of the call before: 0 or 1, or
+                    OF_EMBEDDINGS
     part, residual: [T, N] of the buffers' type, rows at any stride; residual is the same on all
                     ranks
     weight:         [N]; post_weight [N] of a norm of the parts' sum, before it is added, or None
     plus_one:       both norms multiply by their weight + 1
+    is_sent:        a GEMM has sent `part` to the other ranks
     """
     check_operands(buffers, part, residual, weight, post_weight)
     rows, size = residual.shape
@@ -93,7 +100,7 @@ def all_reduce_add_rms_norm(
         part, buffers.addresses, buffers.limit, residual, weight, post_weight, out, eps, rows,
         *buffers.offsets(turn), part.stride(0), residual.stride(0), out.stride(0),
         RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block, PLUS_ONE=plus_one,
-        AHEAD=AHEAD,
+        AHEAD=AHEAD, SENDS=not is_sent,
         **warps_and_registers(block, norms=1 if post_weight is None else 2),
         **dependent_launch(residual.device),
     )  # fmt: skip

@@ -28,7 +28,7 @@ def _all_reduce_add_rms_norm_quantize(
     PART, MEMORIES, LIMIT, RESIDUAL, WEIGHT, POST_WEIGHT, CODES, SCALES, ZEROS, eps, M, rows,
     turn_at, slot, part_row, residual_row, RANK: tl.constexpr, WORLD: tl.constexpr, N: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr, PLUS_ONE: tl.constexpr, AHEAD: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    SENDS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     program, programs = tl.program_id(0), tl.num_programs(0)
     column = tl.arange(0, BLOCK)
@@ -39,15 +39,16 @@ def _all_reduce_add_rms_norm_quantize(
     if DEPENDENT:
         start_successor_and_wait()
     whole = column < N
-    for ahead in tl.static_range(AHEAD):
+    for ahead in tl.static_range(AHEAD if SENDS else 0):
         row = (program + ahead * programs).to(tl.int64)
         send_row(PART, MEMORIES, turn_at, slot, row, M, part_row, column, whole, RANK, WORLD, N)
     for turn in range(tl.cdiv(rows - program, programs)):
         row = (program + turn * programs).to(tl.int64)
-        next_row = row + AHEAD * programs
-        send_row(
-            PART, MEMORIES, turn_at, slot, next_row, M, part_row, column, whole, RANK, WORLD, N
-        )
+        if SENDS:
+            next_row = row + AHEAD * programs
+            send_row(
+                PART, MEMORIES, turn_at, slot, next_row, M, part_row, column, whole, RANK, WORLD, N
+            )
         mask = (column < N) & (row < M)
         total = sum_of_row(
             PART, MEMORIES, LIMIT, RESIDUAL, post_weight, eps, row, turn_at, slot, part_row,
@@ -68,6 +69,7 @@ def all_reduce_add_rms_norm_quantize(
     *,
     post_weight: Tensor | None = None,
     plus_one: bool = False,
+    is_sent: bool = False,
 ) -> QuantizedRows:
     """residual += the sum of all ranks' parts; the codes of rms_norm(residual) * weight.
 
@@ -82,7 +84,7 @@ def all_reduce_add_rms_norm_quantize(
             part, buffers.addresses, buffers.limit, residual, weight, post_weight, out.codes,
             out.scales, out.zeros, eps, count, rows, *buffers.offsets(turn), part.stride(0),
             residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,
-            GROUP=group_of(kind), PLUS_ONE=plus_one, AHEAD=AHEAD,
+            GROUP=group_of(kind), PLUS_ONE=plus_one, AHEAD=AHEAD, SENDS=not is_sent,
             **warps_and_registers(block, norms=1 if post_weight is None else 2),
             **dependent_launch(residual.device),
         )  # fmt: skip

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.symmetric_buffers import TURNS, SymmetricBuffers
+from model_zoo.layers.all_reduce.symmetric_buffers import (
+    OF_EMBEDDINGS,
+    TURNS,
+    RankSum,
+    SymmetricBuffers,
+)
 from model_zoo.layers.normed_rows import NormedRows
 from model_zoo.layers.quantized_rows import UnscaledRows
 
@@ -21,13 +26,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PartialSum:
-    """part  [T, N]: what this rank adds
-    turn  of the buffers
+    """part     [T, N]: what this rank adds
+    is_sent  the other ranks have it, or will: a GEMM has sent it
     """
 
-    buffers: SymmetricBuffers
-    turn: int
+    rank_sum: RankSum
     part: Tensor
+    is_sent: bool = False
 
     def __len__(self) -> int:
         return len(self.part)
@@ -47,8 +52,9 @@ class PartialSum:
         post_weight, plus_one: as in all_reduce_add_rms_norm; scales: of the norm as 8-bit codes
         """
         assert len(residual) == len(self)
-        options = {"post_weight": post_weight, "plus_one": plus_one}
-        arguments = self.buffers, self.turn, self.part, residual, weight, eps
+        options = {"post_weight": post_weight, "plus_one": plus_one, "is_sent": self.is_sent}
+        where = self.rank_sum
+        arguments = where.buffers, where.turn, self.part, residual, weight, eps
         if scales is not None:
             from model_zoo.layers.all_reduce.add_rms_norm_quantize import (
                 all_reduce_add_rms_norm_quantize,
@@ -66,7 +72,7 @@ Addend = Tensor | UnscaledRows | PartialSum | NormedRows
 
 
 class FusedSums:
-    """The sums over ranks that norms compute: of how many rows, and in which of the buffers.
+    """The sums over ranks that kernels of layers compute: of how many rows, and in which buffers.
 
     max_rows  products of more rows are summed by the library; at most those of the buffers
     """
@@ -75,15 +81,21 @@ class FusedSums:
         self.buffers, self.max_rows = buffers, buffers.max_rows
         self._turn = 0
 
-    def begin(self, part: Tensor) -> PartialSum | None:
-        """The sum of this part [T, N] and those of the other ranks; None: the library adds."""
-        if not 0 < len(part) <= self.max_rows:  # of no rows no rank would wait for another
+    def begin(self, rows: int, *, of_embeddings: bool = False) -> RankSum | None:
+        """The next sum, of so many rows, in which all ranks take part; None: the library adds.
+
+        of_embeddings: a step begins with it.  Those of products begin with the first buffer after
+        it, so that all ranks and all graphs take the same turns, whatever ran before
+        """
+        if not 0 < rows <= self.max_rows:  # of no rows no rank would wait for another
             return None
+        if of_embeddings:
+            self.restart()
+            return RankSum(self.buffers, OF_EMBEDDINGS)
         turn, self._turn = self._turn, (self._turn + 1) % TURNS
-        return PartialSum(self.buffers, turn, part)
+        return RankSum(self.buffers, turn)
 
     def restart(self) -> None:
-        """Begin with the first buffer: after a sum of the library, in which all ranks take part,
-        none waits for any.  Every step has one, of its embeddings, so that all ranks and all graphs
-        take the same turns, whatever ran before."""
+        """Begin with the first buffer: after a sum of embeddings, which has a buffer of its own, or
+        of the library, in which all ranks take part, none reads what has been sent before."""
         self._turn = 0

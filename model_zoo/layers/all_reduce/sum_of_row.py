@@ -6,7 +6,8 @@ sum_of_row   waits for a row of all others, adds it, and says in its memory that
 -0.0 in the receiver's memory says that a number has not come, so that data and signal are one store
 (TensorRT-LLM calls this the Lamport protocol).  A buffer that a call has read is written again two
 calls later: a rank that is there has received this rank's rows of the call between, which were sent
-after this call was complete.  So two buffers suffice, which calls use in turns.
+after this call was complete.  So two buffers suffice, which calls use in turns.  Sums of embeddings
+have a third one, so that each step can begin with the first of the two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """SymmetricBuffers: memory of a rank that all ranks of a group write into, for the parts of a sum.
 
-A rank's allocation has room for the rows of every other rank, in two buffers, which calls use in
-turns.  Peers write there by plain stores over NVLink, at addresses that do not change: a CUDA graph
-may hold them.  -0.0 says that nothing has come: senders write 0.0 in its place, and the receiver
-restores it, so that no signal is sent beside the data.
+A rank's allocation has room for the rows of every other rank, in three buffers: the sums of
+products use two by turns, and those of embeddings, with which steps begin, the third.  Peers write
+there by plain stores over NVLink, at addresses that do not change: a CUDA graph may hold them.
+-0.0 says that nothing has come: senders write 0.0 in its place, and the receiver restores it, so
+that no signal is sent beside the data.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-TURNS = 2
+TURNS = 2  # of sums of products
+OF_EMBEDDINGS = TURNS  # the buffer of their sums
+BUFFERS = TURNS + 1
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
 # All programs of a launch must be resident: each waits for its counterpart.  Of wider rows one fits
 # on an SM.
@@ -31,11 +34,12 @@ Shape = tuple[int, int, int, int]
 class SymmetricBuffers:
     """What one rank knows of the allocations of all.
 
-    memories   the allocations of all ranks as this process sees them, each [TURNS, world - 1,
+    memories   the allocations of all ranks as this process sees them, each [BUFFERS, world - 1,
                max_rows, size]: rows of the other ranks, in their order
     addresses  of the memories
-    limit      [2] int32 on the device: microseconds that a program waits for other ranks, 0: for
-               ever; and whether one has come to it
+    limit      [2] int32 on the device: microseconds that a program of a norm's kernel waits for
+               other ranks, and polls of a GEMM's, which take longer, 0: for ever; and whether one
+               has come to it
     programs   of a launch, at most: the same on all ranks
     """
 
@@ -67,8 +71,8 @@ class SymmetricBuffers:
         return self.memory.dtype
 
     def offsets(self, turn: int) -> tuple[int, int]:
-        """Elements from an allocation to the buffer of a turn, and from a rank's rows there to the
-        next one's."""
+        """Elements from an allocation to a buffer, which is that of a turn or OF_EMBEDDINGS, and
+        from a rank's rows there to the next one's."""
         return turn * self.memory.stride(0), self.memory.stride(1)
 
     def rows_of(self, turn: int, sender: int, receiver: int) -> Tensor:
@@ -77,13 +81,16 @@ class SymmetricBuffers:
         return self.memories[receiver][turn, sender - (sender > receiver)]
 
     def clear(self) -> None:
-        """Forget what has come; no rank may be within a call."""
+        """Forget what has come, and wait for that; no rank may be within a call."""
         self.memory.fill_(-0.0)
+        if self.memory.device.type == "cuda":
+            torch.cuda.synchronize(self.memory.device)
 
     def limit_waits(self, limit: int) -> None:
         """Let a program give up after so many microseconds, 0: never, from the next call on.
 
-        What it returns then means nothing, and `gave_up` is True.  Interpreted kernels count polls.
+        What it returns then means nothing, and `gave_up` is True.  GEMMs, and all kernels that are
+        interpreted, count polls.
         After such a call buffers have to be cleared: parts may have come later.
         """
         self.limit.copy_(torch.tensor([limit, 0], dtype=torch.int32))
@@ -92,6 +99,29 @@ class SymmetricBuffers:
     def gave_up(self) -> bool:
         """Whether a program has, since the limit was set; waits for the device."""
         return bool(self.limit[1])
+
+
+@dataclass(frozen=True, slots=True)
+class RankSum:
+    """A sum over all ranks: where this rank's part of it goes, and where those of others come.
+
+    turn  the number of the buffer: of products by turns, or OF_EMBEDDINGS
+    """
+
+    buffers: SymmetricBuffers
+    turn: int
+
+    def outgoing(self) -> tuple[Tensor, ...]:
+        """[max_rows, size] in the memory of each other rank, for what this one sends."""
+        buffers = self.buffers
+        ranks = (rank for rank in range(buffers.world) if rank != buffers.rank)
+        return tuple(buffers.rows_of(self.turn, buffers.rank, rank) for rank in ranks)
+
+    def incoming(self) -> tuple[Tensor, int]:
+        """[world - 1, max_rows, size] in this rank's memory, for what others send, and the elements
+        from one rank's rows to the next one's."""
+        memory = self.buffers.memory[self.turn]
+        return memory, memory.stride(0)
 
 
 class Rendezvous(Protocol):
@@ -212,7 +242,7 @@ def rows_of_buffers(tokens: int, size: int, dtype: torch.dtype, world: int, max_
 
 def buffer_shape(max_rows: int, size: int, world: int) -> Shape:
     """Of the allocation of one rank."""
-    return TURNS, world - 1, max_rows, size
+    return BUFFERS, world - 1, max_rows, size
 
 
 def programs_per_sm(size: int) -> int:

@@ -63,6 +63,10 @@ class DeltaNet(nn.Module):
         """As Consumer.takes_normed."""
         return all(linear.takes_normed(rows) for linear in (self.qkvz, self.ba) if linear)
 
+    def multiply_first(self, x: Tensor | NormedRows) -> Tensor:
+        """As Consumer.multiply_first."""
+        return self.qkvz(x)
+
     @property
     def loads_ahead(self) -> bool:
         """As Consumer.loads_ahead."""

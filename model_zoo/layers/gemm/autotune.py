@@ -21,11 +21,13 @@ from model_zoo.layers.gemm.implementations import (
     Gate,
     GatingGemm,
     GemmImpl,
+    NormingGemm,
     supports_kernels,
 )
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer
+from model_zoo.layers.row_parallel import RowParallelLinear
 from model_zoo.layers.swiglu_linear import SwigluLinear
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -34,7 +36,7 @@ BETTER = 0.98  # of cuBLAS's time: a smaller gain is not worth another kernel
 # of the lead that hopper/swiglu.py has in short runs is lost.
 BETTER_SWIGLU = 0.95
 SWIGLU_SECONDS = 0.3
-MANY_SECONDS = 0.7
+MANY_SECONDS = 1.2
 log = logging.getLogger(__name__)
 
 
@@ -122,7 +124,10 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
 
 
 def run_candidates(model: nn.Module) -> None:
-    """Run each candidate of autotune_gemms once, so that all are compiled."""
+    """Run each candidate of autotune_gemms once, so that all are compiled.
+
+    No kernel may be executed: some would wait for other ranks.
+    """
     from model_zoo.layers.gemm.timing import SmallKernel
 
     for gemm_key, found in layers_by_key(model).items():
@@ -140,6 +145,11 @@ def run_candidates(model: nn.Module) -> None:
             before.run_with(gemm, layer.operand, layer.bias)
             if gate is not None and isinstance(gemm, GatingGemm):
                 before.run_with(gemm, layer.operand, layer.bias, gate)
+            if isinstance(layer, RowParallelLinear) and isinstance(gemm, NormingGemm):
+                layer.launch_over_ranks(gemm, gemm_key.rows)
+    for layer in model.modules():
+        if isinstance(layer, RowParallelLinear):
+            layer.launch_sending()
 
 
 @contextmanager
@@ -178,10 +188,8 @@ def candidates_for(gemm_key: GemmKey, device: torch.device) -> Sequence[GemmImpl
     if gemm_key.scheme is not None:
         from model_zoo.layers.quantized_gemm.candidates import quantized_candidates
 
-        leaves = gemm_key.leaves_scales
-        return quantized_candidates(
-            device, gemm_key.dtype, *shape, gemm_key.scheme, leaves_scales=leaves
-        )
+        options = {"bias": gemm_key.bias, "leaves_scales": gemm_key.leaves_scales}
+        return quantized_candidates(device, gemm_key.dtype, *shape, gemm_key.scheme, **options)
     if gemm_key.swiglu:
         return swiglu_candidates(device, *shape, bias=gemm_key.bias)
     return candidates(device, *shape)
@@ -270,8 +278,8 @@ def _tuned_above(layer: Linear) -> tuple[int, ...]:
         return ()
     from model_zoo.layers.quantized_gemm.candidates import tuned_above
 
-    leaves = _unscaled(layer) is not None
-    return tuned_above(*_shape(layer), layer.packed.scheme, leaves_scales=leaves)
+    options = {"bias": layer.bias is not None, "leaves_scales": _unscaled(layer) is not None}
+    return tuned_above(*_shape(layer), layer.packed.scheme, **options)
 
 
 def _shape(layer: Linear) -> tuple[torch.device, torch.dtype, int, int]:

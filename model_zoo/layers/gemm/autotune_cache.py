@@ -27,6 +27,8 @@ from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegisters,
     DequantizeInRegistersUnsplit,
 )
+from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
+from model_zoo.layers.quantized_gemm.fp8.skinny import SkinnyFp8Gemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import (
     DequantizeThenCublas,
     ScaledMM,
@@ -34,7 +36,6 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
 )
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
-from model_zoo.layers.quantized_gemm.skinny_fp8 import SkinnyFp8Gemm
 
 Choice = GemmImpl | ExpertTiles | HopperTiles
 KINDS: dict[str, type[Choice]] = {
@@ -42,7 +43,8 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, UnscaledMM, SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm),
+        *(ScaledMM, UnscaledMM, Fp8ManyRowsGemm),
+        *(SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm),
         *(ExpertTiles, HopperTiles),
     )
 }
@@ -52,6 +54,7 @@ LAYERS = Path(__file__).parents[1]
 # Outside this folder: how layers use GEMMs, and the kernels that run between them when timed.
 OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "normed_rows.py")
 OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py", "kernels/hold.py")
+OTHERS += ("row_parallel.py", "all_reduce/symmetric_buffers.py")
 # Of what kernels import: device functions shared with attention kernels, and constants.
 SHARED = ("hopper.py", "dependent_launch.py", "softmax.py")
 CONSTANTS = ("moe_config.py", "quantization/quantized_weight.py", "quantization/weight_scheme.py")

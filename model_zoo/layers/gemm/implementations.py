@@ -13,11 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
 from model_zoo.layers.normed_rows import Norm, NormedRows
 
 PARTS_BYTES = 32 << 20
 SHARED_BYTES = 227 * 1024 - 2048  # of rings on Hopper; the rest for barriers and the epilogue
 TILES = 1 << 14
+MAX_RANK_TILE = 2048  # numbers of a tile that is added over ranks
 
 
 @cache
@@ -106,13 +108,27 @@ class NormingGemm(GatingGemm):
     __slots__ = ()
 
     @abstractmethod
+    def adds_ranks(self, rows: int) -> bool:
+        """Whether add_to takes a rank_sum of so many rows."""
+
+    @abstractmethod
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Any, bias: Tensor | None, norm: Norm
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None,
+        norm: Norm,
+        *,
+        rank_sum: RankSum | None = None,
     ) -> NormedRows:
         """residual [M, N], contiguous, += x W^T + bias, rounded as PyTorch's operations are.
 
         -> the norm of the sum.  x shares no memory with the residual, which some programs write
         while others read x.
+
+        rank_sum  x W^T + bias is a part of it, and those of all ranks are added; None: it is the
+                  whole product
         """
 
 
@@ -213,13 +229,24 @@ class SkinnyGemm(NormingGemm):
         self._launch(x, weight, bias, out, gate)
         return out
 
+    def adds_ranks(self, rows: int) -> bool:
+        """As NormingGemm.adds_ranks: of larger tiles not all registers suffice."""
+        return self.block_n * block_m(rows, 8) <= MAX_RANK_TILE
+
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Norm,
+        *,
+        rank_sum: RankSum | None = None,
     ) -> NormedRows:
         """As NormingGemm.add_to."""
         assert residual.is_contiguous() and residual.dtype == weight.dtype
         normed = NormedRows.room_for(residual, -(-len(weight) // self.block_n), norm)
-        self._launch(x, weight, bias, residual, None, normed)
+        self._launch(x, weight, bias, residual, None, normed, rank_sum)
         return normed
 
     def _launch(
@@ -230,6 +257,7 @@ class SkinnyGemm(NormingGemm):
         out: Tensor,
         gate: Gate | None,
         total: NormedRows | None = None,
+        rank_sum: RankSum | None = None,
     ) -> None:
         """total: None, or out is the residual, and this is to be the norm of the sum"""
         from attention.common.dependent_launch import dependent_launch
@@ -244,19 +272,31 @@ class SkinnyGemm(NormingGemm):
         units, columns = -(-outputs // self.block_n) * k_blocks, self.block_k // self.fold
         halves = 1 if gate is None else 2
         unit_bytes = self.block_n * self.block_k * weight.element_size()
+        of_ranks, world = (out, out, arrived, 0, 0), 1  # Triton 3.6 takes no tuple with None
+        if rank_sum is not None:
+            of_ranks, world = _of_ranks(rank_sum, rows, outputs)
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight, [self.block_n // halves, columns]), tma_desc(plain, [height, columns]),
             parts, arrived, out, bias, out if total is None else total.weighted,
             parts if total is None else total.squares, parts if squares is None else squares,
-            out if total is None else total.norm.weight, int(total is not None),
+            out if total is None else total.norm.weight, *of_ranks, int(total is not None),
             0 if squares is None else len(squares), int(total is not None and total.norm.plus_one),
             0.0 if isinstance(x, Tensor) else x.norm.eps, rows, outputs, inputs, k_blocks,
             self.split_units, units_in_flight(unit_bytes, self.stages),
             FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages, GATE=gate or "",
-            num_warps=4,
-            maxnreg=_registers(self.fold * self.block_n * self.fold * height),
+            WORLD=world, num_warps=4,
+            maxnreg=_registers(self.fold * self.block_n * self.fold * height, adds_ranks=world > 1),
             **dependent_launch(plain.device),
         )  # fmt: skip
+
+
+def _of_ranks(rank_sum: RankSum, rows: int, size: int) -> tuple[tuple[Any, ...], int]:
+    """What kernels take of it: (OUTGOING, INCOMING, LIMIT, sender_stride, rank), and WORLD."""
+    buffers = rank_sum.buffers
+    assert rows <= buffers.max_rows and size == buffers.size
+    incoming, sender_stride = rank_sum.incoming()
+    kernel_arguments = rank_sum.outgoing(), incoming, buffers.limit, sender_stride, buffers.rank
+    return kernel_arguments, buffers.world
 
 
 def block_m(rows: int, least: int) -> int:
@@ -264,9 +304,15 @@ def block_m(rows: int, least: int) -> int:
     return max(least, 1 << (rows - 1).bit_length())
 
 
-def _registers(sums: int) -> int:
+def _registers(sums: int, *, adds_ranks: bool = False) -> int:
     """Registers per thread of SkinnyGemm for an accumulator of `sums` elements, without spills."""
+    if adds_ranks:
+        return 96 if sums < 2048 else 144 if sums < 4096 else 240
     return 96 if sums < 4096 else 184 if sums < 8192 else 216
+
+
+def is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 def supports_kernels(device: torch.device, dtype: torch.dtype) -> bool:

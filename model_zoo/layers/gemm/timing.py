@@ -21,6 +21,7 @@ from model_zoo.layers.gemm.implementations import (
     GatingGemm,
     GemmImpl,
     Weight,
+    is_hopper,
 )
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import (
@@ -49,10 +50,6 @@ MIN_LONG_CALLS, LONG_REPLAYS = 3, 3
 def side_stream(device: torch.device) -> torch.cuda.Stream:
     """One stream for all timers: cuBLAS keeps a workspace of 32 MiB per stream."""
     return torch.cuda.Stream(device)
-
-
-def is_hopper(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) == (9, 0)
 
 
 class SmallKernel:
@@ -97,7 +94,8 @@ class SmallKernel:
         else:
             x = self._plain()
         if gate is not None and isinstance(gemm, GatingGemm) and gemm.gates(self._rows, weight):
-            return gemm.multiply(x, weight, bias, gate)
+            gated = gemm.multiply(x, weight, bias, gate)
+            return self._quantized_by_itself(gated) if self._reads else gated
         product: Tensor | UnscaledRows
         if self._reads and isinstance(gemm, UnscaledGemm):
             product = gemm.unscaled(x, weight)
@@ -125,6 +123,11 @@ class SmallKernel:
         if values.shape[1] not in self._read:
             self._read[values.shape[1]] = torch.zeros_like(values), torch.ones_like(values[0])
         return add_rms_norm_quantize(y, *self._read[values.shape[1]], 1e-6, "row")
+
+    def _quantized_by_itself(self, x: Tensor) -> QuantizedRows:
+        from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
+
+        return quantize_rows(x, "row")
 
     def _writes_codes(self, gemm: QuantizedRowsGemm) -> bool:
         """Whether the kernel quantizes x for the GEMM, which else does so itself.

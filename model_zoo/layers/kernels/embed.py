@@ -6,6 +6,8 @@
 #             rotated
 #   writes    residual [T, N], the embeddings * embedding_scale; x [T, N], their norm; of each rope
 #             cos_sin [T, D] of the same dtype: cos(angle) * scale, then sin
+#   OWN       x is the embeddings of tokens FIRST to FIRST + COUNT, which are all that `embeddings`
+#             has, and zeros of others; no norm is computed, and residual is zeros
 #   math      the norm as in add_rms_norm.py; scaled embeddings are rounded before it; angle =
 #             position * frequency rounded to fp32; cos and sin of it by libdevice's functions for
 #             fp32, exact to 2 units in the last place however large the angle is
@@ -43,26 +45,35 @@ def _rope(
     tl.store(at + HALF, (tl.sin(angle) * scale).to(dtype), mask=half_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count"])
 def _embed(
     TOKENS, POSITIONS, EMBEDDINGS, WEIGHT, FREQUENCIES, FREQUENCIES_2, X, RESIDUAL, COS_SIN,
-    COS_SIN_2, eps, embedding_scale, scale, scale_2, embedding_row, N: tl.constexpr,
+    COS_SIN_2, eps, embedding_scale, scale, scale_2, embedding_row, first, count, N: tl.constexpr,
     BLOCK: tl.constexpr, D: tl.constexpr, BLOCK_HALF: tl.constexpr, SCALED: tl.constexpr,
-    PLUS_ONE: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLUS_ONE: tl.constexpr, OWN: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     if tl.program_id(1) == 0:
         column = tl.arange(0, BLOCK)
         mask = column < N
-        weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
+        if not OWN:
+            weight = tl.load(WEIGHT + column, mask=mask, other=0.0).to(tl.float32)
         if DEPENDENT:
             start_successor_and_wait()
-        token = tl.load(TOKENS + row).to(tl.int64)
-        x = tl.load(EMBEDDINGS + token * embedding_row + column, mask=mask, other=0.0)
+        token, there = tl.load(TOKENS + row).to(tl.int64), mask
+        if OWN:
+            token -= first
+            there = mask & (token >= 0) & (token < count)
+        x = tl.load(EMBEDDINGS + token * embedding_row + column, mask=there, other=0.0)
         if SCALED:
             x = (x.to(tl.float32) * embedding_scale).to(x.dtype)
-        tl.store(RESIDUAL + row * N + column, x, mask=mask)
-        tl.store(X + row * N + column, rms_norm(x, weight, eps, N, PLUS_ONE), mask=mask)
+        at = row * N + column
+        if OWN:
+            tl.store(X + at, x, mask=mask)
+            tl.store(RESIDUAL + at, tl.zeros_like(x), mask=mask)
+        else:
+            tl.store(RESIDUAL + at, x, mask=mask)
+            tl.store(X + at, rms_norm(x, weight, eps, N, PLUS_ONE), mask=mask)
     elif tl.program_id(1) == 1:
         _rope(FREQUENCIES, POSITIONS, COS_SIN, row, scale, D, BLOCK_HALF, DEPENDENT)
     elif FREQUENCIES_2 is not None:
@@ -89,13 +100,49 @@ def embed(
     Returns the norm and the embeddings, [T, N] each, and for each rope cos_sin [T, dim], cos of
     all angles and then sin; all in the dtype of embeddings.
     """
+    assert weight.shape == (embeddings.shape[1],) and weight.stride(0) == 1
+    options = {"eps": eps, "plus_one": plus_one, "embedding_scale": embedding_scale}
+    return _launch(tokens, positions, embeddings, weight, ropes, **options)
+
+
+def embed_own(
+    tokens: Tensor,
+    positions: Tensor,
+    embeddings: Tensor,
+    own_ids: tuple[int, int],
+    ropes: Sequence[tuple[Tensor, float]],
+    *,
+    embedding_scale: float = 1.0,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """As `embed`, of a rank that has the embeddings of some tokens, without the norm.
+
+    own_ids     the first of these tokens, and the end: embeddings [end - first, N] are theirs
+    Returns the rows of these tokens, zeros for others, and zeros, [T, N] each; and each cos_sin.
+    """
+    options = {"own_ids": own_ids, "embedding_scale": embedding_scale}
+    return _launch(tokens, positions, embeddings, None, ropes, **options)
+
+
+def _launch(
+    tokens: Tensor,
+    positions: Tensor,
+    embeddings: Tensor,
+    weight: Tensor | None,
+    ropes: Sequence[tuple[Tensor, float]],
+    *,
+    eps: float = 0.0,
+    embedding_scale: float,
+    plus_one: bool = False,
+    own_ids: tuple[int, int] | None = None,
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """weight: None with own_ids"""
     rows, size, half = len(tokens), embeddings.shape[1], len(ropes[0][0])
-    assert tokens.shape == positions.shape == (rows,) and weight.shape == (size,)
+    assert tokens.shape == positions.shape == (rows,) and embeddings.stride(1) == 1
     assert tokens.is_contiguous() and positions.is_contiguous() and len(ropes) in (1, 2)
-    assert embeddings.stride(1) == weight.stride(0) == 1
     for frequencies, _ in ropes:
         assert frequencies.is_contiguous() and frequencies.dtype == torch.float32
         assert frequencies.shape == (half,)
+    first, end = own_ids or (0, 0)
     x, residual = (embeddings.new_empty(rows, size) for _ in range(2))
     cos_sin = [embeddings.new_empty(rows, 2 * half) for _ in ropes]
     if rows:
@@ -104,8 +151,9 @@ def embed(
         _embed[(rows, 1 + len(ropes))](
             tokens, positions, embeddings, weight, ropes[0][0], ropes[1][0] if two else None, x,
             residual, cos_sin[0], cos_sin[1] if two else None, eps, embedding_scale, ropes[0][1],
-            ropes[1][1] if two else 1.0, embeddings.stride(0), N=size, BLOCK=block, D=2 * half,
-            BLOCK_HALF=triton.next_power_of_2(half), SCALED=embedding_scale != 1.0,
-            PLUS_ONE=plus_one, num_warps=norm_warps(block), **dependent_launch(embeddings.device),
+            ropes[1][1] if two else 1.0, embeddings.stride(0), first, end - first, N=size,
+            BLOCK=block, D=2 * half, BLOCK_HALF=triton.next_power_of_2(half),
+            SCALED=embedding_scale != 1.0, PLUS_ONE=plus_one, OWN=own_ids is not None,
+            num_warps=norm_warps(block), **dependent_launch(embeddings.device),
         )  # fmt: skip
     return x, residual, cos_sin

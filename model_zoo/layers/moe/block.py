@@ -36,6 +36,10 @@ class MoE(nn.Module):
         """As Consumer.takes_normed: the router and the experts read the norm itself."""
         return False
 
+    def multiply_first(self, x: Tensor) -> object:
+        """As Consumer.multiply_first: the router."""
+        return self.router(x)
+
     @property
     def loads_ahead(self) -> bool:
         """As Consumer.loads_ahead."""

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from model_zoo.layers.embedding import Embedding
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
-from model_zoo.layers.kernels.embed import embed
+from model_zoo.layers.kernels.embed import embed, embed_own
 from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
 from model_zoo.layers.norm import RMSNorm
@@ -162,6 +162,19 @@ def test_embeddings_are_scaled_and_rounded_before_their_norm(device: str, dtype:
     )  # fmt: skip
     assert torch.equal(residual, table(tokens))
     torch.testing.assert_close(x, norm(residual), rtol=2 * DIGIT[dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_of_other_ranks_tokens_there_are_zeros(device: str, dtype: torch.dtype):
+    table = torch.randn(20, 200, device=device).to(dtype)
+    tokens = torch.tensor([49, 30, 0, 29, 50], device=device)
+    rope = Rope(RopeConfig(), 24).to(device)
+    pairs = [(rope.frequencies, rope.scale)]
+    own, zeros, [cos_sin] = embed_own(tokens, tokens, table, (30, 50), pairs, embedding_scale=0.5)
+    expected = torch.zeros(5, 200, device=device, dtype=dtype)
+    expected[0], expected[1] = table[19] * 0.5, table[0] * 0.5
+    assert torch.equal(own, expected) and not zeros.any() and zeros.shape == own.shape
+    torch.testing.assert_close(cos_sin, rope.rows(tokens, dtype), rtol=2 * DIGIT[dtype], atol=4e-6)
 
 
 def test_two_ropes_have_their_own_frequencies_and_factors(device: str):

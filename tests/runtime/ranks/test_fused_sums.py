@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from msgspec import structs
-from torch import Tensor
 
 from model_zoo.parallel.communicator import ProcessGroupCommunicator
 from runtime.config import EngineConfig
@@ -77,10 +76,10 @@ def test_two_processes_whose_norms_add_answer_with_the_tokens_of_one(
         assert sums is not None and 1 < sums.max_rows < 16
         begin = sums.begin
 
-        def recorded(part: Tensor):
-            partial = begin(part)
-            rows.append(len(part) if partial is not None else -len(part))
-            return partial
+        def recorded(count: int, *, of_embeddings: bool = False):
+            where = begin(count, of_embeddings=of_embeddings)
+            rows.append(count if where is not None else -count)
+            return where
 
         monkeypatch.setattr(sums, "begin", recorded)
         assert tokens_by_id(engine) == expected

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from model_zoo.layers.all_reduce.partial_sum import PartialSum
-from model_zoo.layers.all_reduce.symmetric_buffers import Shape
+from model_zoo.layers.all_reduce.symmetric_buffers import OF_EMBEDDINGS, Shape
 from model_zoo.layers.norm import LayerNorm, RMSNorm
 from model_zoo.parallel.communicator import Alone, ProcessGroupCommunicator
 from runtime.config import EngineConfig
@@ -51,6 +51,14 @@ class OwnMemory:
         return [memory]
 
 
+class Bare(nn.Module):
+    """A model without layers."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+
 class Summing(ProcessGroupCommunicator):
     """The sums of one rank, with an error, if it is asked for."""
 
@@ -78,7 +86,8 @@ def choose(
         on_gpu=False,
         dtype="float32",
     )
-    return choose_all_reduce(spec, norm or RMSNorm(hidden, 1e-6, torch.float32), TOKENS)
+    model: Any = Bare(norm or RMSNorm(hidden, 1e-6, torch.float32))
+    return choose_all_reduce(spec, model, TOKENS)
 
 
 def test_a_model_on_one_device_has_nothing_to_add():
@@ -103,8 +112,11 @@ def test_sums_take_both_buffers_by_turns_and_those_of_the_library_begin_anew():
 
     def turns(count: int) -> list[int]:
         found = [communicator.for_norm(torch.zeros(2, HIDDEN)) for _ in range(count)]
-        return [each.turn for each in found if isinstance(each, PartialSum)]
+        return [each.rank_sum.turn for each in found if isinstance(each, PartialSum)]
 
+    assert turns(3) == [0, 1, 0]
+    begun = communicator.for_norm(torch.zeros(2, HIDDEN), of_embeddings=True)
+    assert isinstance(begun, PartialSum) and begun.rank_sum.turn == OF_EMBEDDINGS
     assert turns(3) == [0, 1, 0]
     communicator.is_silent = True
     ProcessGroupCommunicator.all_reduce(communicator, torch.zeros(1))
@@ -158,9 +170,9 @@ def test_a_plan_counts_the_buffers_of_every_rank():
         engine = EngineConfig(model="m", **requested)
         return sum_bytes(engine, config, torch.bfloat16, 2048)
 
-    assert counted(2) == 2 * 2048 * 4096 * 2
+    assert counted(2) == 3 * 2048 * 4096 * 2
     assert counted(4) == 3 * counted(2)
     # 128 MiB are the rows of nine other ranks.
-    assert counted(10) == 2 * 9 * (2**27 // (9 * 8192)) * 8192
+    assert counted(10) == 3 * 9 * (2**27 // (9 * 8192)) * 8192
     assert counted(1) == counted(2, disable_custom_all_reduce=True) == 0
     assert counted(2, deterministic=True) == 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
 from model_zoo.layers.gemm.implementations import Gate, NormingGemm
 from model_zoo.layers.normed_rows import Norm, NormedRows
 
@@ -36,9 +37,20 @@ class CountingGemm(NormingGemm):
         gates, ups = y.chunk(2, -1)
         return (F.gelu(gates, approximate="tanh") if gate == "gelu" else F.silu(gates)) * ups
 
+    def adds_ranks(self, rows: int) -> bool:
+        return False
+
     def add_to(
-        self, residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: Norm,
+        *,
+        rank_sum: RankSum | None = None,
     ) -> NormedRows:
+        assert rank_sum is None
         self.done.append("add")
         residual += self.multiply(x, weight, bias, None)
         squares = torch.stack([part.sum(1) for part in residual.square().tensor_split(3, 1)])

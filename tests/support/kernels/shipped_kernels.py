@@ -9,10 +9,15 @@ import torch
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
-from model_zoo.layers.all_reduce.symmetric_buffers import SymmetricBuffers, buffer_shape
+from model_zoo.layers.all_reduce.symmetric_buffers import (
+    RankSum,
+    SymmetricBuffers,
+    buffer_shape,
+)
 from model_zoo.layers.gemm.batch_invariant_kernel import BatchInvariantGemm
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, CublasGemm, SkinnyGemm, SplitK
+from model_zoo.layers.gemm.sending import SendingGemm
 from model_zoo.layers.gemm.swiglu import SwigluGemm
 from model_zoo.layers.kernels.add_rms_norm import add_rms_norm, norm_of_sum
 from model_zoo.layers.kernels.embed import embed
@@ -20,6 +25,7 @@ from model_zoo.layers.kernels.hold import hold
 from model_zoo.layers.kernels.qk_norm_rope_write import qk_norm_rope_write
 from model_zoo.layers.kernels.sigmoid_mul import sigmoid_mul
 from model_zoo.layers.kernels.silu_mul import gelu_tanh_mul, silu_mul
+from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.quantized_rows import ScaleKind
 from model_zoo.vision.rotate_qk import rotate_qk
 from runtime.cuda_graph.prepare import prepare
@@ -100,28 +106,39 @@ def call_norm(tokens: int) -> None:
     norm_of_sum(tensor(tokens, 4096), tensor(4096), 1e-6)
 
 
-def call_all_reduce_add_norm(
-    world: int, kind: ScaleKind | None = None, *, two_norms: bool = False
-) -> None:
-    buffers = SymmetricBuffers(
+def buffers_of(world: int) -> SymmetricBuffers:
+    return SymmetricBuffers(
         memories=(tensor(*buffer_shape(TOKENS, 4096, world)),) * world,
         addresses=(1 << 40,) * world,
         limit=tensor(2, dtype=INT32),
         rank=1,
         programs=264,
     )
+
+
+def call_all_reduce_add_norm(
+    world: int, kind: ScaleKind | None = None, *, two_norms: bool = False, is_sent: bool = False
+) -> None:
+    buffers = buffers_of(world)
     x, weight = tensor(TOKENS, 4096), tensor(4096)
-    post_weight = weight if two_norms else None
+    options = {"post_weight": weight if two_norms else None, "is_sent": is_sent}
     if kind is None:
-        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6, post_weight=post_weight)
+        all_reduce_add_rms_norm(buffers, 1, x, x, weight, 1e-6, **options)
     else:
-        all_reduce_add_rms_norm_quantize(
-            buffers, 1, x, x, weight, 1e-6, kind, post_weight=post_weight
-        )
+        all_reduce_add_rms_norm_quantize(buffers, 1, x, x, weight, 1e-6, kind, **options)
 
 
 def call_swiglu(dtype: torch.dtype) -> None:
     SwigluGemm().run(tensor(TOKENS, 4096, dtype=dtype), tensor(2 * 12_288, 4096, dtype=dtype), None)
+
+
+def call_sending(outs: int, dtype: torch.dtype, gemm: SendingGemm) -> None:
+    """The down projection of Qwen3-8B on one of two GPUs."""
+    gemm.run_into(
+        tensor(TOKENS, 6144, dtype=dtype),
+        tensor(4096, 6144, dtype=dtype),
+        [tensor(TOKENS, 4096, dtype=dtype)] * outs,
+    )
 
 
 def call_silu(tokens: int) -> None:
@@ -170,6 +187,14 @@ def call_gemm(gemm: SkinnyGemm | SplitK, rows: int) -> None:
     gemm.run(tensor(rows, 4096), tensor(6144, 4096), tensor(6144))
 
 
+def call_add_to(gemm: SkinnyGemm, rows: int, world: int) -> None:
+    residual, rank_sum = tensor(rows, 4096), RankSum(buffers_of(world), 1)
+    norm = RMSNorm(0, 1e-6, BF16)
+    norm.weight = torch.nn.Parameter(tensor(4096))
+    weight = tensor(4096, 4096)
+    gemm.add_to(residual, tensor(rows, 4096), weight, None, norm, rank_sum=rank_sum)
+
+
 def call_gated(gemm: SkinnyGemm, rows: int) -> None:
     gemm.multiply(tensor(rows, 4096), tensor(6144, 4096), tensor(6144), "silu")
 
@@ -212,6 +237,15 @@ SHIPPED: dict[str, Callable[[], None]] = {
     "prepare": call_prepare,
     "swiglu bf16": partial(call_swiglu, BF16),
     "swiglu fp16": partial(call_swiglu, torch.float16),
+    "sending to 1 bf16": partial(call_sending, 1, BF16, SendingGemm()),
+    "sending to 2 bf16": partial(call_sending, 2, BF16, SendingGemm()),
+    "sending to 2 bf16 in large pieces": partial(call_sending, 2, BF16, SendingGemm(piece_rows=64)),
+    "sending to 2 fp16": partial(call_sending, 2, torch.float16, SendingGemm()),
+    "sending to 8 bf16": partial(call_sending, 8, BF16, SendingGemm()),
+    "sending at once to 1 bf16": partial(call_sending, 1, BF16, SendingGemm(paced=False)),
+    "sending at once to 2 bf16": partial(call_sending, 2, BF16, SendingGemm(paced=False)),
+    "sending at once to 2 fp16": partial(call_sending, 2, torch.float16, SendingGemm(paced=False)),
+    "sending at once to 8 bf16": partial(call_sending, 8, BF16, SendingGemm(paced=False)),
     "sample bf16": partial(call_sample, BF16),
     "sample fp32": partial(call_sample, FP32),
     "constrained bf16": partial(call_constrained, BF16),
@@ -236,6 +270,8 @@ for rows in BUCKETS[1:]:
             SHIPPED[name] = partial(call_gemm, gemm, rows)
         if isinstance(gemm, SkinnyGemm):
             SHIPPED[f"{name}, gated"] = partial(call_gated, gemm, rows)
+            if gemm.adds_ranks(rows):
+                SHIPPED[f"{name}, added over ranks"] = partial(call_add_to, gemm, rows, 2)
 for rows in (16, 128, 512, 4096):
     SHIPPED[f"batch_invariant_gemm at {rows}"] = partial(call_batch_invariant_gemm, rows)
 for name, (head_dim, kv_dtype) in TENSORS.items():
@@ -249,6 +285,7 @@ for tokens in (1, TOKENS):
     )
 for world in (2, 4):
     SHIPPED[f"all_reduce_add_norm over {world}"] = partial(call_all_reduce_add_norm, world)
+SHIPPED["all_reduce_add_norm of what is sent"] = partial(call_all_reduce_add_norm, 2, is_sent=True)
 SHIPPED["all_reduce_add_norm_quantize over 2"] = partial(call_all_reduce_add_norm, 2, "block")
 for world in (4, 8):
     SHIPPED[f"all_reduce_two_norms_quantize over {world}"] = partial(

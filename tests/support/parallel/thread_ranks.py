@@ -31,11 +31,12 @@ class Exchange:
 
 class ThreadCommunicator:
     def __init__(self, exchange: Exchange, rank: int) -> None:
-        self._exchange, self._rank = exchange, rank
+        self._exchange, self.rank = exchange, rank
+        self.size = len(exchange.tensors)
 
     def _all(self, x: Tensor) -> list[Tensor]:
         exchange = self._exchange
-        exchange.tensors[self._rank] = x
+        exchange.tensors[self.rank] = x
         exchange.barrier.wait(SECONDS)
         found = list(exchange.tensors)
         exchange.barrier.wait(SECONDS)
@@ -47,8 +48,11 @@ class ThreadCommunicator:
     def gather(self, x: Tensor) -> Tensor:
         return torch.cat(self._all(x), 1)
 
-    def for_norm(self, part: Tensor) -> Tensor:
+    def for_norm(self, part: Tensor, *, of_embeddings: bool = False) -> Tensor:
         return self.all_reduce(part)
+
+    def rank_sum(self, rows: int) -> None:
+        return None
 
 
 def on_ranks(size: int, work: Callable[[int, ThreadCommunicator], Result]) -> list[Result]:

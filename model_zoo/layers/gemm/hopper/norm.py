@@ -45,13 +45,14 @@ def load_residual(RESIDUAL, NORM, tile, adds, M, N, HEIGHT: gl.constexpr, BLOCK_
 def add_residual(y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M):
     """-> y + residual, as PyTorch rounds; stores it times the weight, and sums of its squares.
 
-    plus_one: 1 if weight + 1 multiplies, or 0
+    y: float32, but rounded, or a sum of such over ranks; plus_one: 1 if weight + 1 multiplies, or 0
     """
-    total = (residual.to(gl.float32) + y.to(gl.float32)).to(y.dtype)
+    dtype: gl.constexpr = residual.dtype
+    total = (residual.to(gl.float32) + y).to(dtype)
     wide = gl.where(inside, total.to(gl.float32), 0.0)
     gl.store(SQUARES + tile * M + m, gl.sum(wide * wide, 0), mask=m < M)
     factor = weight.to(gl.float32) + plus_one
-    gl.store(WEIGHTED + at, (wide * factor[:, None]).to(y.dtype), mask=inside)
+    gl.store(WEIGHTED + at, (wide * factor[:, None]).to(dtype), mask=inside)
     return total
 
 

@@ -18,6 +18,8 @@ skinny_gemm: stream-K over the weights' units, an equal contiguous share for eac
             rms: y is, by the sums of squares in X_SQUARES (norm.py)
   residual  if `adds` is not 0, y is added to OUT, which is the residual, and the sum times the
             weight of the next norm is stored in WEIGHTED, with the sums of squares of each tile
+  ranks     if WORLD is more than 1, y is a part of a sum over ranks, and is sent to all others; if
+            `adds` is not 0, too, their parts are added before the residual (rank_sum.py)
   GATE      W has N / 2 gates and N / 2 ups, and y is silu(gate) * up or gelu(gate) * up; a tile
             has BLOCK_N / 2 of both
   reads     W [N, K] and x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
@@ -55,8 +57,9 @@ from model_zoo.layers.gemm.hopper.stream_k import (
 @gluon.jit
 def _compute(
     weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES,
-    NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD: gl.constexpr,
-    GATE: gl.constexpr, DEPENDENT: gl.constexpr,
+    NORM, OUTGOING, INCOMING, LIMIT, sender_stride, rank, adds, tiles, plus_one, eps, M, N, K,
+    k_blocks, split_units, FOLD: gl.constexpr, GATE: gl.constexpr, WORLD: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """Four warps: wgmma over the units of each tile, and its epilogue."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -78,7 +81,8 @@ def _compute(
         residual_sum = None
         if GATE == "":
             residual, weight = load_residual(OUT, NORM, tile, adds, M, N, BLOCK_N, BLOCK_M)
-            residual_sum = (residual, weight, plus_one, WEIGHTED, SQUARES, adds)
+            rank_sum = (OUTGOING, INCOMING, LIMIT, sender_stride, rank)
+            residual_sum = (residual, weight, plus_one, WEIGHTED, SQUARES, adds, rank_sum)
         for unit in range(start, stop):
             i = unit - begin
             stage = i % STAGES
@@ -93,19 +97,21 @@ def _compute(
         slot = 2 * gl.program_id(0) + has_first.to(gl.int32)
         write_part(
             unfold(acc, FOLD), is_whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-            split_units, factors, residual_sum, 1, 0, GATE,
+            split_units, factors, residual_sum, 1, 0, GATE, WORLD,
         )  # fmt: skip
 
 
 @gluon.jit(
     do_not_specialize=[
-        "adds", "tiles", "plus_one", "M", "K", "k_blocks", "split_units", "ahead"
+        "sender_stride", "rank", "adds", "tiles", "plus_one", "M", "K", "k_blocks", "split_units",
+        "ahead",
     ]
 )  # fmt: skip
 def _skinny_gemm(
-    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES, NORM, adds, tiles,
-    plus_one, eps, M, N, K, k_blocks, split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr,
-    X_STAGES: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES, NORM, OUTGOING,
+    INCOMING, LIMIT, sender_stride, rank, adds, tiles, plus_one, eps, M, N, K, k_blocks,
+    split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
+    GATE: gl.constexpr, WORLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """GATE: "silu", "gelu" or ""."""
     COLUMNS: gl.constexpr = w_desc.block_type.shape[1]
@@ -119,8 +125,8 @@ def _skinny_gemm(
         [
             (_compute, (
                 weights, rows, w_full, x_full, empty, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES,
-                X_SQUARES, NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, FOLD,
-                GATE, DEPENDENT,
+                X_SQUARES, NORM, OUTGOING, INCOMING, LIMIT, sender_stride, rank, adds, tiles,
+                plus_one, eps, M, N, K, k_blocks, split_units, FOLD, GATE, WORLD, DEPENDENT,
             )),
             (load_weights, (
                 w_desc, weights, w_full, empty, N, k_blocks, split_units, ahead, FOLD, GATE != "",

@@ -25,6 +25,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from attention.common.hopper import cta_barrier
 from model_zoo.layers.gemm.hopper.gate import gate_mul, tile_row
 from model_zoo.layers.gemm.hopper.norm import add_residual, output_layout
+from model_zoo.layers.gemm.hopper.rank_sum import receive_tile, send_tile
 
 AT_ONCE = gl.constexpr(16)  # elements that a thread loads at once when it adds partial sums
 
@@ -159,8 +160,10 @@ def add_runs(acc, FOLD: gl.constexpr):
 
 
 @gluon.jit
-def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr):
-    """y of a tile of acc's rows.  factors, residual_sum: as of write_part."""
+def _write(
+    acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr, WORLD: gl.constexpr
+):
+    """y of a tile of acc's rows.  factors, residual_sum, WORLD: as of write_part."""
     HEIGHT: gl.constexpr = acc.shape[0]
     BLOCK_M: gl.constexpr = acc.shape[1]
     rows: gl.constexpr = HEIGHT if GATE == "" else HEIGHT // 2
@@ -181,10 +184,16 @@ def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, y.type.layout))
     at, inside = m[None, :] * outputs + n[:, None], (n < outputs)[:, None] & (m < M)[None, :]
     if residual_sum is not None:
-        residual, weight, plus_one, WEIGHTED, SQUARES, adds = residual_sum
+        residual, weight, plus_one, WEIGHTED, SQUARES, adds, rank_sum = residual_sum
+        OUTGOING, INCOMING, LIMIT, sender_stride, rank = rank_sum
+        if WORLD > 1:
+            y = send_tile(y, at, inside, OUTGOING, WORLD)
         if adds != 0:
+            total = y.to(gl.float32)
+            if WORLD > 1:
+                total = receive_tile(y, at, inside, INCOMING, LIMIT, sender_stride, rank, WORLD)
             y = add_residual(
-                y, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M
+                total, at, inside, residual, weight, plus_one, WEIGHTED, SQUARES, tile, m, M
             )
     gl.store(OUT + at, y, mask=inside)
 
@@ -193,14 +202,17 @@ def _write(acc, OUT, BIAS, tile, M, N, factors, residual_sum, GATE: gl.constexpr
 def write_part(
     acc, whole, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, factors,
     residual_sum, GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
+    WORLD: gl.constexpr = 1,
 ):  # fmt: skip
     """Store y of a whole tile, or a partial sum; the last to arrive stores y of a split tile.
 
     acc      the sums of a tile, or those of one of GROUPS warpgroups, which have equal runs of its
              rows
     factors  of x's rows [BLOCK_M], or None
-    residual_sum  (residual, weight, plus_one, WEIGHTED, SQUARES, adds) as of add_residual: y is
-             added to the residual unless `adds` is 0; or None
+    residual_sum  (residual, weight, plus_one, WEIGHTED, SQUARES, adds, rank_sum) as of
+             add_residual: y is added to the residual unless `adds` is 0; or None.
+             rank_sum: (OUTGOING, INCOMING, LIMIT, sender_stride, rank) of WORLD ranks, as in
+             rank_sum.py
     GATE     as of gate_mul: y [M, N / 2]; "": y [M, N]
     """
     HEIGHT: gl.constexpr = acc.shape[0]
@@ -209,7 +221,7 @@ def write_part(
     m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, acc.type.layout))
     own = tile * GROUPS + group  # the tile of these rows
     if whole:
-        _write(acc, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
+        _write(acc, OUT, BIAS, own, M, N, factors, residual_sum, GATE, WORLD)
     else:
         r = group * HEIGHT + gl.arange(0, HEIGHT, gl.SliceLayout(1, acc.type.layout))
         within = PARTS + r[:, None] * BLOCK_M + m[None, :]
@@ -234,5 +246,5 @@ def write_part(
                         within + place.to(gl.int64) * (BLOCK_N * BLOCK_M),
                         mask=real & (program <= last), other=0.0, cache_modifier=".cg",
                     )  # fmt: skip
-            _write(total, OUT, BIAS, own, M, N, factors, residual_sum, GATE)
+            _write(total, OUT, BIAS, own, M, N, factors, residual_sum, GATE, WORLD)
             gl.store(ARRIVED + own, 0)  # for the next GEMM

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
-from model_zoo.layers.all_reduce.symmetric_buffers import (
-    SymmetricBuffers,
-    buffer_shape,
-    buffers_in,
-)
+from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_rows import ScaleKind
 from tests.support.parallel import all_reduce_ranks
+from tests.support.parallel.group_of_buffers import deliver, group_of, random_parts
 from tests.support.paths import ROOT
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -28,29 +25,6 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
 DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}
 EPS = 1e-5
-
-
-def group_of(
-    world: int, max_rows: int, size: int, dtype: torch.dtype, device: str
-) -> list[SymmetricBuffers]:
-    """All ranks of a group, in one address space."""
-    shape = buffer_shape(max_rows, size, world)
-    memories = [torch.full(shape, -0.0, dtype=dtype, device=device) for _ in range(world)]
-    return [buffers_in(memories, rank) for rank in range(world)]
-
-
-def random_parts(ranks: list[SymmetricBuffers], rows: int) -> list[Tensor]:
-    return [
-        torch.randn(rows, each.size, device=each.memory.device).to(each.dtype) for each in ranks
-    ]
-
-
-def deliver(ranks: list[SymmetricBuffers], turn: int, parts: list[Tensor]) -> None:
-    """Every part has come to all ranks, so that one after the other can be called."""
-    for buffers in ranks:
-        for sender, part in enumerate(parts):
-            if sender != buffers.rank:
-                buffers.rows_of(turn, sender, buffers.rank)[: len(part)].copy_(part)
 
 
 def norm(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
@@ -138,6 +112,30 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
     assert torch.equal(found.scales, expected.scales) and found.count == expected.count == rows
     if found.zeros is not None:
         assert torch.equal(found.zeros[:rows], expected.zeros[:rows])
+
+
+@pytest.mark.parametrize("kind", [None, "row"])
+def test_of_a_part_that_a_gemm_has_sent_nothing_is_sent_again(device: str, kind: ScaleKind | None):
+    ranks = group_of(2, 5, 256, FP16, device)
+    parts = random_parts(ranks, 3)
+    weight = torch.randn(256, device=device, dtype=FP16)
+    results: list[list[Tensor]] = []
+    for is_sent in (False, True):
+        deliver(ranks, 1, parts)
+        ranks[1].memory.fill_(-0.0)
+        residual = torch.ones(3, 256, device=device, dtype=FP16)
+        arguments = ranks[0], 1, parts[0], residual, weight, EPS
+        if kind is None:
+            out = all_reduce_add_rms_norm(*arguments, is_sent=is_sent)
+        else:
+            codes = all_reduce_add_rms_norm_quantize(*arguments, kind, is_sent=is_sent)
+            out = codes.codes.view(torch.uint8)
+        results.append([residual, out])
+        came = ranks[1].rows_of(1, 0, 1)[:3]
+        assert torch.equal(came, torch.zeros_like(came) if is_sent else parts[0])
+        assert bool(torch.signbit(came).all()) == is_sent
+    for plain, sent in zip(*results, strict=True):
+        assert torch.equal(plain, sent)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

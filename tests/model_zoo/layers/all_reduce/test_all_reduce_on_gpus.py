@@ -30,6 +30,10 @@ def test_the_check_of_two_processes_of_a_gpu_finds_what_is_wrong():
     assert "right, silent, wrong" in run("tests.support.parallel.two_processes")
 
 
+def test_gemms_of_two_processes_of_a_gpu_add_and_send_as_norms_do():
+    assert "equal" in run("tests.support.parallel.two_processes_of_layers")
+
+
 @pytest.mark.slow
 def test_two_gpus_get_the_same_bits_in_every_replay():
     import torch
