@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers import row_parallel
 from model_zoo.layers.all_reduce import choose_layer_sums as choosing
 from model_zoo.layers.all_reduce.choose_layer_sums import (
     OtherRanks,
@@ -21,6 +22,7 @@ from model_zoo.layers.all_reduce.partial_sum import FusedSums
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.norm import RMSNorm
 from model_zoo.layers.row_parallel import NEVER, RowParallelLinear
+from model_zoo.parallel.communicator import Alone
 from tests.support.parallel.group_of_buffers import group_of
 from tests.support.parallel.thread_ranks import ThreadCommunicator, on_ranks
 
@@ -157,3 +159,19 @@ def test_after_a_fault_of_one_rank_norms_compute_the_sums_on_all(
             "differs": "rank ",
         }[fault]
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "sends"), [(BF16, True), (torch.float16, True), (torch.float32, False)]
+)
+def test_only_numbers_of_16_bits_are_sent_by_gemms(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, sends: bool
+):
+    monkeypatch.setattr(row_parallel, "is_hopper", lambda device: True)
+    layer = RowParallelLinear(
+        256, SIZE, bias=False, dtype=dtype, communicator=Alone(), parts={"row": SIZE}, scheme=None,
+        cuts={},
+    )  # fmt: skip
+    assert layer.can_send == sends
+    layer.bias = nn.Parameter(torch.zeros(SIZE, dtype=dtype))
+    assert not layer.can_send, "that of rank 0 alone"
