@@ -18,13 +18,19 @@ from pathlib import Path
 import numpy as np
 from msgspec import structs
 
-from benchmarks.schedule.device_model import DEVICES, SimulatedClock, SimulatedDevice
+from benchmarks.schedule.device_model import (
+    DEVICES,
+    DeviceModel,
+    SimulatedClock,
+    SimulatedDevice,
+)
 from runtime.config import EngineConfig
 from runtime.engine import process
 from runtime.messages import Ready
 from runtime.scheduler.batch import Batch, Masks, ModelRunnerOutput
 from runtime.startup import loading
 from runtime.startup.timeline import Timeline
+from runtime.stats import ImageCounts
 
 VOCAB_SIZE = 151_936
 HIDDEN_SIZE = 4096
@@ -47,6 +53,10 @@ class DelayedResult:
 class DelayedDevice(SimulatedDevice):
     """A device whose steps take their simulated time."""
 
+    def __init__(self, clock: SimulatedClock, model: DeviceModel) -> None:
+        super().__init__(clock, 0, model=model)
+        self.image_counts = ImageCounts()
+
     def forward(self, batch: Batch) -> None:
         self._clock.now = time.monotonic()
         super().forward(batch)
@@ -63,6 +73,8 @@ def load(
     epoch: int = 0,
     timeline: Timeline | None = None,
     compilers: object = None,
+    ranks: object = None,
+    host_free: int = 0,
 ) -> loading.Loaded:
     """In place of runtime.startup.loading.load: nothing is read."""
     longest = requested.max_model_len or LONGEST
@@ -87,7 +99,7 @@ def load(
         memory=[("weights", 0), ("KV", 0)],
         phases=[],
     )
-    return loading.Loaded(DelayedDevice(SimulatedClock(), 0, model=model), resolved, ready)  # type: ignore[arg-type]
+    return loading.Loaded(DelayedDevice(SimulatedClock(), model), resolved, ready)  # type: ignore[arg-type]
 
 
 def main(arguments: list[str]) -> None:

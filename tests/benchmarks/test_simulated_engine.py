@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import httpx
+
 from benchmarks.schedule.device_model import H100
 from benchmarks.schedule.simulated_engine import DelayedDevice, load
+from benchmarks.server.bench_loads import server
+from benchmarks.shapes import write_model
 from runtime.config import EngineConfig
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
+from tests.support.server.server_process import free_port
 
 
 def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> None:
@@ -25,3 +32,16 @@ def test_every_request_gets_its_tokens_in_steps_of_the_simulated_length() -> Non
     assert isinstance(device, DelayedDevice)
     for step, seconds in device.step_seconds:
         assert 0.9 < 1000 * seconds / H100.step_ms(step) < 1.3
+
+
+def test_a_server_answers_with_it(tmp_path: Path) -> None:
+    model = write_model("qwen3-8b", tmp_path / "model")
+    options, port = ["--device", "cpu", "--max-model-len", "1024"], free_port()
+    with server(model, port, tmp_path / "log", options, simulated="h200"):
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/v1/completions",
+            json={"model": "model", "prompt": [5, 6, 7], "max_tokens": 3, "ignore_eos": True},
+            timeout=30,
+        )
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 3
