@@ -1,8 +1,9 @@
-"""The gate in GEMMs of few rows on Hopper (sm_90), in Gluon.
+"""The gate in GEMMs on Hopper (sm_90), in Gluon.
 
-tile_row   the weight's row that a row of a tile is: of a gated weight a tile has gates, and as
-           many ups of the same columns
-gate_mul   silu(gate) * up of a tile, or gelu(gate) * up
+tile_row    the weight's row that a row of a tile is, in GEMMs of few rows: of a gated weight a
+            tile has gates, and as many ups of the same columns
+gate_mul    silu(gate) * up of such a tile, or gelu(gate) * up
+activation  silu or gelu alone, with an approximate reciprocal, in GEMMs of many rows
 """
 
 from __future__ import annotations
@@ -21,6 +22,25 @@ def tile_row(tile, r, N, HEIGHT: gl.constexpr, GATED: gl.constexpr):
         half: gl.constexpr = HEIGHT // 2
         return tile * half + r % half + r // half * (N // 2)
     return tile * HEIGHT + r
+
+
+LOG2E = gl.constexpr(1.4426950408889634)
+
+
+@gluon.jit
+def activation(x, GATE: gl.constexpr):
+    """silu(x) = x / (1 + exp(-x)), or gelu(x) by its approximation by tanh.
+
+    The reciprocal is approximate, to a unit or two in the last place of float32; a division also
+    serves denominators past 2^126, where the result is practically zero.
+    """
+    factor = x
+    if GATE == "gelu":  # as in gate_mul
+        factor = 1.5957691216057308 * (x + 0.044715 * x * x * x)
+    return x * gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(factor * -LOG2E)],
+        dtype=gl.float32, is_pure=True, pack=1,
+    )  # fmt: skip
 
 
 @gluon.jit

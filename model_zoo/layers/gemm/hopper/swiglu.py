@@ -22,7 +22,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from attention.common.softmax import LOG2E
+from model_zoo.layers.gemm.hopper.gate import activation
 from model_zoo.layers.gemm.hopper.many_rows import (
     DEPTH,
     GROUPS,
@@ -38,24 +38,12 @@ STAGES = gl.constexpr(4)
 
 
 @gluon.jit
-def _silu(x):
-    """x / (1 + exp(-x)), by an approximate reciprocal: a unit or two in the last place of float32.
-
-    A division also serves denominators past 2^126, where the result is practically zero.
-    """
-    return x * gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(x * -LOG2E)],
-        dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _finish(acc, out_desc, results, row, column):
     """silu(gate) * up of a group's sums; rows and columns out of bounds are not stored."""
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     # No element changes its thread.
     gate, up = gl.split(acc.reshape([ROWS, 2, HALF]).permute((0, 2, 1)))
-    y = gl.convert_layout(_silu(gate) * up, layout)
+    y = gl.convert_layout(activation(gate, "silu") * up, layout)
     tma.store_wait(pendings=0)  # the previous tile has been read
     results.store(y.to(out_desc.dtype))
     fence_async_shared()

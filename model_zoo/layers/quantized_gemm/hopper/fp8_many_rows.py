@@ -19,6 +19,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from model_zoo.layers.gemm.hopper.gate import activation
 from model_zoo.layers.gemm.hopper.many_rows import (
     GROUPS,
     HALF,
@@ -31,19 +32,6 @@ from model_zoo.layers.gemm.hopper.many_rows import (
 
 STAGES = gl.constexpr(4)
 DEPTH = gl.constexpr(128)  # columns of a stage
-LOG2E = gl.constexpr(1.4426950408889634)
-
-
-@gluon.jit
-def _activation(x, GATE: gl.constexpr):
-    """silu(x), or gelu(x) by its approximation by tanh; the reciprocal is approximate, too."""
-    factor = x
-    if GATE == "gelu":  # (1 + tanh(z)) / 2 = sigmoid(2 z); 2 sqrt(2 / pi) = 1.5957691
-        factor = 1.5957691216057308 * (x + 0.044715 * x * x * x)
-    return x * gl.inline_asm_elementwise(
-        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [1.0 + gl.exp2(factor * -LOG2E)],
-        dtype=gl.float32, is_pure=True, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit
@@ -80,7 +68,7 @@ def _finish(
         _store(y, out_desc, results, row, column)
         _store(second, out_desc, results, row, column + half_offset)
     else:
-        _store(_activation(y, GATE) * second, out_desc, results, row, column)
+        _store(activation(y, GATE) * second, out_desc, results, row, column)
 
 
 @gluon.jit

@@ -30,6 +30,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(bands, "_processors", lambda device: 3)
     folder = "model_zoo.layers"
     modules = (
+        f"{folder}.gemm.hopper.gate",
         f"{folder}.gemm.hopper.many_rows",
         f"{folder}.quantized_gemm.hopper.fp8_many_rows",
     )
