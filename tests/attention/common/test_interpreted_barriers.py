@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.support.interpreter.gluon_interpreter import Barrier, Barriers, Kernel
+from tests.support.interpreter.gluon_interpreter import Kernel
+from tests.support.interpreter.gluon_values import Barrier, Barriers
 
 
 def launch(count: int, arrivals: Sequence[int], copied: int = 0) -> None:
