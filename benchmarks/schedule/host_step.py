@@ -19,8 +19,8 @@ import torch
 from msgspec import structs
 
 from runtime.config import ResolvedConfig
+from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.buffers import HostBlock, Layout
-from runtime.cuda_graph.launch import Bucket, Buckets
 from runtime.engine.loop import Engine
 from runtime.engine.process import OutputPublisher
 from runtime.messages import EngineRequest, SamplingParams

@@ -64,6 +64,8 @@ SMALL = (
     LoadCase("c128", 128, 128, 128, 2048),
     LoadCase("c256", 256, 128, 128, 4096),
     LoadCase("c64", 64, 1024, 256, 384),
+    LoadCase("prefill", 32, 4096, 8, 480),
+    LoadCase("prompt", 1, 16_384, 2, 16),
 )
 
 

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from runtime.cuda_graph import prepare
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.driver import CudaEvent, CudaStream
-from runtime.cuda_graph.launch import Bucket
 from runtime.executor.transfers import ALIGNMENT, PackedLayout
 from runtime.sampling.state import NO_SLOT, ROW_WORDS, SamplerState
 from runtime.scheduler.batch import Batch, Int64Array, NewRow

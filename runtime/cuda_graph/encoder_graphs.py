@@ -25,7 +25,7 @@ from torch import Tensor
 from attention.encoder.seqlens import Seqlens
 from model_zoo.vision.encoder import Encoding, VisionEncoder
 from model_zoo.vision.vision_config import VisionConfig
-from runtime.cuda_graph.launch import TILE
+from runtime.cuda_graph.buckets import TILE
 from runtime.cuda_graph.pool import GraphPool, alias
 from runtime.startup.device import free_bytes, is_out_of_memory
 

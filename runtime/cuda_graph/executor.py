@@ -9,12 +9,11 @@ from msgspec.structs import replace
 from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
+from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
 from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.launch import (
-    Bucket,
-    Buckets,
     CaptureLaunch,
     Launch,
     LaunchPlanner,
@@ -117,12 +116,20 @@ class GraphExecutor:
         except RuntimeError as error:
             if is_out_of_memory(error) or self.must_capture:
                 raise
+            self.graphs.launch_bound_tokens = 0
             self.planner.give_up("steps", error)
             self._encoder_graphs = None  # which then runs as it does before they are captured
             return 0
         if self._encoder_graphs is not None:
             total += self._encoder_graphs.measure(self.graphs.pool)
         return total
+
+    @property
+    def launch_bound_tokens(self) -> int:
+        return self.graphs.launch_bound_tokens
+
+    def extend_graphs(self, tokens: int) -> bool:
+        return self.planner.extend(tokens)
 
     def capture_startup_set(self) -> None:
         """Capture the graphs that a server has before its first request."""

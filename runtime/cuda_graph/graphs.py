@@ -6,18 +6,22 @@ launch their graph.  All graphs share one memory pool (pool.py).
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from runtime.cuda_graph.launch import Bucket
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.pool import GraphPool, alias
 from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes
 
 SMALL = 64  # tokens: up to here the first launch of a graph takes a large part of a step's time
 SAMPLED = 4  # graphs besides the largest that are captured to measure the memory of each
+
+log = logging.getLogger("wavefill.graphs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +46,15 @@ class Graphs:
         self._run, self._dry_run, self._device = run, dry_run, device
         self.captured: dict[Bucket, CapturedGraph] = {}
         self.pool = GraphPool(device)
+        # Tokens of a step that the device computes for as long as the host takes to launch its
+        # kernels: its time is taken to be proportional to them, as it is for many.
+        self.launch_bound_tokens = 0
+        self._launch_seconds = 0.0  # of the last step that was captured: what the host took
 
     def measure(self, buckets: Sequence[Bucket]) -> tuple[int, int]:
         """The bytes of the graphs of all buckets, the largest first, and of one that is not the
-        largest: extrapolated from a few, which are captured and dropped again.
+        largest: extrapolated from a few, which are captured and dropped again.  Measures
+        launch_bound_tokens, too.
 
         A step with images needs a little more memory than the largest without: so the largest of
         these is captured, too, and its part of the pool counted once.
@@ -60,8 +69,10 @@ class Graphs:
         try:
             for bucket in (*largest, *sample):
                 self.capture(bucket)
-                self.captured[bucket].graph.replay()  # the first replay allocates, too
-                torch.cuda.synchronize(self._device)
+                if bucket == largest[0]:
+                    self.launch_bound_tokens = self._launch_bound_tokens(bucket)
+                else:
+                    self._replay(bucket)  # the first replay allocates, too
                 free.append(free_bytes(self._device))
         finally:
             self.captured.clear()
@@ -70,13 +81,38 @@ class Graphs:
         each = -(-(beside - free[-1]) // len(sample)) if sample else 0
         return free[0] - beside + each * len(others), each
 
+    def _launch_bound_tokens(self, bucket: Bucket) -> int:
+        """From a bucket that has just been captured."""
+        launched, computed = self._launch_seconds, self._replay(bucket)
+        if computed < 2 * launched:  # else it could not be more than half of the bucket's
+            computed = self._replay(bucket)  # the first replay uploads the graph
+        log.debug(
+            "the host launches a step in %.1f ms, the device computes %d tokens in %.1f ms",
+            *(1e3 * launched, bucket.tokens, 1e3 * computed),
+        )
+        return int(bucket.tokens * launched / computed)
+
+    def _replay(self, bucket: Bucket) -> float:
+        """Seconds of a replay."""
+        torch.cuda.synchronize(self._device)
+        began = time.perf_counter()
+        self.captured[bucket].graph.replay()
+        torch.cuda.synchronize(self._device)
+        return time.perf_counter() - began
+
+    def _timed_run(self, bucket: Bucket) -> StepTensors:
+        began = time.perf_counter()
+        outputs = self._run(bucket)
+        self._launch_seconds = time.perf_counter() - began
+        return outputs
+
     def capture(self, bucket: Bucket) -> None:
         """Capture a step of padding alone, which changes no state.
 
         Raises RuntimeError if memory runs out or an operation cannot be captured.
         """
         self._dry_run(bucket)
-        graph, outputs = self.pool.record(lambda: self._run(bucket))
+        graph, outputs = self.pool.record(lambda: self._timed_run(bucket))
         if bucket.tokens <= SMALL:
             graph.replay()
         aliases = StepTensors(alias(outputs.hidden), alias(outputs.logits))

@@ -22,8 +22,8 @@ from attention.kv_pool import KVPool
 from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
+from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.buffers import Layout, OutputRing, StepBuffers
-from runtime.cuda_graph.launch import Bucket, Buckets
 from runtime.executor.image_buffers import StepImageBuffers
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables

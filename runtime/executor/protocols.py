@@ -55,6 +55,16 @@ class DeviceExecutor(Protocol):
         """The bytes of all CUDA graphs; 0 if there are none.  Raises only out-of-memory errors."""
         ...
 
+    @property
+    def launch_bound_tokens(self) -> int:
+        """The tokens of a step that the device computes for as long as the host takes to launch its
+        kernels, by measure_graphs; 0: unknown."""
+        ...
+
+    def extend_graphs(self, tokens: int) -> bool:
+        """Let steps of up to so many tokens have graphs, too.  False: all that may have one do."""
+        ...
+
     def capture_startup_set(self) -> None:
         """Capture the graphs that a server has before its first request."""
         ...

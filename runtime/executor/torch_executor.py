@@ -74,6 +74,12 @@ class TorchExecutor:
         """0: there are none."""
         return 0
 
+    launch_bound_tokens = 0
+
+    def extend_graphs(self, tokens: int) -> bool:
+        """There are no graphs."""
+        return False
+
     def capture_startup_set(self) -> None:
         """There are no graphs."""
 

@@ -26,8 +26,8 @@ from runtime.config import (
     ModelFacts,
     StateDType,
 )
+from runtime.cuda_graph.buckets import MAX_MIXED, Buckets
 from runtime.cuda_graph.encoder_graphs import graph_rows
-from runtime.cuda_graph.launch import MAX_MIXED, Buckets
 from runtime.executor.image_buffers import step_bytes
 from runtime.memory_plan import LIBRARY_BYTES, MemoryPlan
 from runtime.startup.device import DTYPES, KV_DTYPES, choose_state_dtype

@@ -82,7 +82,7 @@ class MemoryProfiler:
             self._run_largest(self._resolved.max_batched_tokens)
             del images
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
-            graphs = self.executor.measure_graphs()
+            graphs = self._measure_graphs()
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -90,6 +90,13 @@ class MemoryProfiler:
         _release_cached_memory()
         state = self._state + (IMAGE_CACHE_BYTES if self._resolved.image_token_side else 0)
         return replace(plan, state=state, activations=activations, graphs=graphs)
+
+    def _measure_graphs(self) -> int:
+        """The bytes of all graphs, of which there is one for each size of a step that the host
+        would launch more slowly than the device computes it."""
+        graphs = self.executor.measure_graphs()
+        [tokens] = self._ranks.most(self.executor.launch_bound_tokens)
+        return self.executor.measure_graphs() if self.executor.extend_graphs(tokens) else graphs
 
     def keep_peak_memory(self) -> None:
         """Run the largest steps again, at the end: PyTorch's allocator caches their memory.

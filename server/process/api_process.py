@@ -255,10 +255,12 @@ class BackgroundWork:
             processes = state.model.images is not None
             reporter = Reporter(config, state.client, chats=chats, processes=processes)
             self._report = asyncio.create_task(reporter.run())
+            self._report.add_done_callback(partial(log_failure, what="the start report"))
         if state.batches is not None:
             app = line_app(state)
             runner = BatchRunner(state.batches, app, state.client, config, state.metrics)
             self._runner = asyncio.create_task(runner.run())
+            self._runner.add_done_callback(partial(log_failure, what="the runner of batches"))
 
     def stop_batches(self) -> None:
         """Unfinished lines run after the next start."""
@@ -273,6 +275,12 @@ class BackgroundWork:
             await asyncio.gather(self._runner, return_exceptions=True)
         if self._state.batches is not None:
             self._state.batches.close()
+
+
+def log_failure(task: asyncio.Task[None], what: str) -> None:
+    """Of a task that nothing awaits while the server runs."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("%s has failed; the server goes on without it", what, exc_info=error)
 
 
 def response_store(start: ApiProcessArgs) -> ResponseStore:

@@ -1,5 +1,6 @@
 # all_reduce_add_rms_norm: the sum of all ranks' parts, the residual sum and its RMSNorm.
-#   grid      (P): program p has rows p, p + P, ...; the same P on all ranks, and all P resident
+#   grid      (P): program p has rows p, p + P, ...; the same P on all ranks, and all P resident.
+#             Without SENDS a program per row: no other rank waits for them
 #   reads     part [T, N] of this rank, bf16, fp16 or fp32; residual [T, N]; weight [N]; post_weight
 #             [N] or none: of a norm of the parts' sum; the parts of other ranks in its own memory
 #   writes    part into the memory of all other ranks; the sum into residual, its norm into out
@@ -96,7 +97,7 @@ def all_reduce_add_rms_norm(
     if not rows:
         return out
     block = triton.next_power_of_2(size)
-    _all_reduce_add_rms_norm[(min(rows, buffers.programs),)](
+    _all_reduce_add_rms_norm[(num_programs(buffers, rows, is_sent=is_sent),)](
         part, buffers.addresses, buffers.limit, residual, weight, post_weight, out, eps, rows,
         *buffers.offsets(turn), part.stride(0), residual.stride(0), out.stride(0),
         RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block, PLUS_ONE=plus_one,
@@ -105,6 +106,11 @@ def all_reduce_add_rms_norm(
         **dependent_launch(residual.device),
     )  # fmt: skip
     return out
+
+
+def num_programs(buffers: SymmetricBuffers, rows: int, *, is_sent: bool) -> int:
+    """Of a launch; see `grid` above."""
+    return rows if is_sent else min(rows, buffers.programs)
 
 
 def warps_and_registers(block: int, *, norms: int) -> dict[str, int | None]:

@@ -14,6 +14,7 @@ from attention.common.dependent_launch import dependent_launch, start_successor_
 from model_zoo.layers.all_reduce.add_rms_norm import (
     AHEAD,
     check_operands,
+    num_programs,
     warps_and_registers,
 )
 from model_zoo.layers.all_reduce.sum_of_row import send_row, sum_of_row
@@ -80,7 +81,7 @@ def all_reduce_add_rms_norm_quantize(
     out = room_for(residual, count, size, kind)
     if count:
         rows, block = len(out.codes), triton.next_power_of_2(size)
-        _all_reduce_add_rms_norm_quantize[(min(rows, buffers.programs),)](
+        _all_reduce_add_rms_norm_quantize[(num_programs(buffers, rows, is_sent=is_sent),)](
             part, buffers.addresses, buffers.limit, residual, weight, post_weight, out.codes,
             out.scales, out.zeros, eps, count, rows, *buffers.offsets(turn), part.stride(0),
             residual.stride(0), RANK=buffers.rank, WORLD=buffers.world, N=size, BLOCK=block,

@@ -8,7 +8,7 @@ import pytest
 
 from model_zoo.layers.gemm.implementations import BUCKETS
 from model_zoo.layers.gemm.swiglu import SIZES
-from runtime.cuda_graph.launch import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
+from runtime.cuda_graph.buckets import MAX_MIXED, TILE, Bucket, Buckets, mixed_sizes
 
 SERVERS = [
     (256, 8192), (1, 1), (1, 2048), (5, 24), (1024, 8192), (300, 300), (7, 100), (2500, 4096),
@@ -48,6 +48,27 @@ def test_all_buckets_but_those_of_long_steps_get_graphs(rows: int, tokens: int) 
             assert buckets.fit(step_tokens, step_rows) in graphs
     assert set(buckets.startup_set()) <= graphs
     assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in graphs)
+
+
+@pytest.mark.parametrize(("rows", "tokens"), SERVERS)
+@pytest.mark.parametrize("launch_bound", [0, 2048, 3000, 4096, 20_000])
+def test_larger_steps_get_graphs_while_the_host_would_take_longer_to_launch_them(
+    rows: int, tokens: int, launch_bound: int
+) -> None:
+    plain, buckets = Buckets(rows, tokens), Buckets(rows, tokens)
+    new = buckets.extend(launch_bound)
+    assert set(buckets.graphs()) == {*plain.graphs(), *new} and not buckets.extend(launch_bound)
+    assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in buckets.graphs())
+    assert all(MAX_MIXED < bucket.tokens <= launch_bound for bucket in new)
+    most = max((bucket.tokens for bucket in new), default=0)
+    assert most > 0.8 * min(launch_bound, tokens) or min(launch_bound, tokens) < 1.25 * MAX_MIXED
+    captured = set(buckets.startup_set())
+    for step_tokens in range(max(rows, MAX_MIXED) + 1, tokens + 1):
+        bucket = buckets.fit(step_tokens, rows)
+        assert step_tokens <= bucket.tokens <= min(1.25 * step_tokens, tokens)
+        assert (bucket in captured) == (step_tokens <= most)
+        if step_tokens > most:
+            assert bucket == plain.fit(step_tokens, rows)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), SERVERS)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from model_zoo.vision.vision_config import VisionConfig
 from runtime.cuda_graph import encoder_graphs
+from runtime.cuda_graph.buckets import TILE
 from runtime.cuda_graph.encoder_graphs import MAX_ROWS, EncoderGraphs, graph_rows
-from runtime.cuda_graph.launch import TILE
 from tests.support.images.padded_encoder import (
     PUBLISHED,
     TINY,

@@ -11,9 +11,9 @@ import torch
 from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from runtime.cuda_graph import buffers, prepare
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.buffers import Layout
 from runtime.cuda_graph.executor import GraphExecutor
-from runtime.cuda_graph.launch import Bucket
 from runtime.cuda_graph.step import StepTensors
 from runtime.messages import SamplingParams
 from runtime.sampling.kernels.row import ROW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
 
@@ -14,14 +15,13 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from runtime.cuda_graph import graphs as module
 from runtime.cuda_graph import pool as pool_module
+from runtime.cuda_graph.buckets import Bucket, Buckets
 from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph, Graphs
 from runtime.cuda_graph.launch import (
     RESERVE_BYTES,
     SMALL,
-    Bucket,
-    Buckets,
     LaunchPlanner,
     StepLaunch,
 )
@@ -367,6 +367,46 @@ def test_images_that_a_load_has_missed_most_come_first(seeing: FakeExecutor) -> 
     seeing.executor.prepare()
     assert seeing.step(290, 2, has_images=True).bucket == Bucket(320, 256, False, images=True)
     assert seeing.step(290, 2, has_images=True).graph
+
+
+@pytest.mark.parametrize(
+    ("launch_ms", "compute_ms", "largest"), [(31, 10, 6144), (30, 45, 0), (30, 90, 0)]
+)
+def test_steps_that_the_host_launches_more_slowly_than_the_device_computes_get_graphs(
+    graphs: FakeExecutor,
+    monkeypatch: pytest.MonkeyPatch,
+    launch_ms: int,
+    compute_ms: int,
+    largest: int,
+) -> None:
+    now, replays = [0.0], [0]
+    executor = graphs.executor
+
+    class SlowGraph:
+        def replay(self) -> None:
+            replays[0] += 1
+            now[0] += compute_ms / 1000 + (0.005 if replays[0] == 1 else 0.0)
+
+    def record(run: Any) -> tuple[SlowGraph, StepTensors]:
+        return SlowGraph(), run()
+
+    def launch(bucket: Bucket) -> StepTensors:
+        now[0] += launch_ms / 1000
+        return NOTHING
+
+    monkeypatch.setattr(executor, "graphs", Graphs(launch, lambda bucket: None, CPU))
+    monkeypatch.setattr(executor.graphs.pool, "record", record)
+    monkeypatch.setattr(module, "alias", lambda output: output)
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    executor.measure_graphs()
+    found = executor.launch_bound_tokens
+    # A replay is timed again only where the upload in the first one could decide.
+    exact = 2048 * launch_ms / compute_ms
+    assert 0.9 * exact < found <= exact
+    assert executor.extend_graphs(found) == (largest > 0) and not executor.extend_graphs(found)
+    most = max(bucket.tokens for bucket in graphs.planner._uncaptured)
+    assert most == max(largest, 2048) and most <= max(found, 2048)
 
 
 def test_the_pool_that_images_need_beside_the_largest_graph_is_counted_once(

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from model_zoo.config import read_config
 from model_zoo.inputs import ModelInput, StepImages
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.executor import GraphExecutor
 from runtime.cuda_graph.graphs import CapturedGraph
-from runtime.cuda_graph.launch import Bucket, CaptureLaunch, LaunchPlanner, StepLaunch
+from runtime.cuda_graph.launch import CaptureLaunch, LaunchPlanner, StepLaunch
 from runtime.engine.loop import Engine
 from runtime.executor.images import RowImages
 from runtime.messages import EngineRequest, PromptImage, SamplingParams

@@ -12,8 +12,8 @@ from attention.kv_pool import KVPool
 from attention.reference import ReferenceBackend
 from runtime.cuda_graph import buffers as buffers_module
 from runtime.cuda_graph import prepare
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.buffers import HostBlock, Layout, StepBuffers
-from runtime.cuda_graph.launch import Bucket
 from runtime.executor.inputs import build_input
 from runtime.executor.slots import SlotTables
 from runtime.messages import SamplingParams

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import torch
 
+from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.executor import GraphExecutor
-from runtime.cuda_graph.launch import Bucket, StepLaunch
+from runtime.cuda_graph.launch import StepLaunch
 from runtime.messages import SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
 from tests.support.engine.device_engine import device_engine, sizes

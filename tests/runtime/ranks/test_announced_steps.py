@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from runtime.cuda_graph.launch import Bucket, CaptureLaunch, StepLaunch
+from runtime.cuda_graph.buckets import Bucket
+from runtime.cuda_graph.launch import CaptureLaunch, StepLaunch
 from runtime.executor.announced import Forward, Sampling
 from runtime.messages import PromptImage, SamplingParams
 from runtime.ranks.messages import decode, encode

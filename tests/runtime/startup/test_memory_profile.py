@@ -209,6 +209,27 @@ def test_graphs_that_do_not_fit_name_numbers_too(
         loaded.measure()
 
 
+@pytest.mark.parametrize("tokens", [2048, 3000, 1 << 40])
+def test_graphs_of_steps_that_are_launched_slowly_on_any_rank_are_planned_on_all(
+    tokens: int, checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_spec = spec_for(checkpoint)
+    plan = MemoryPlan(free=64 * MIB, share=0.5)
+    profiler = MemoryProfiler(plan, engine_spec, engine_spec.begin_loading(64 * MIB).model)
+    asked: list[int] = []
+
+    def extend(limit: int) -> bool:
+        asked.append(limit)
+        return limit > 2048
+
+    monkeypatch.setattr(profiler.executor, "measure_graphs", lambda: MIB * (1 + len(asked)))
+    monkeypatch.setattr(profiler.executor, "extend_graphs", extend)
+    monkeypatch.setattr(type(profiler._ranks), "most", lambda self, own: [max(own, tokens)])
+    measured = profiler.measure()
+    assert asked == [tokens]
+    assert measured.graphs == (MIB if tokens == 2048 else 2 * MIB)
+
+
 def test_the_largest_steps_are_run_again_when_all_else_is_there(
     checkpoint: Path, memory: Memory
 ) -> None:
