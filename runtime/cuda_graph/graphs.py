@@ -82,10 +82,10 @@ class Graphs:
         return free[0] - beside + each * len(others), each
 
     def _launch_bound_tokens(self, bucket: Bucket) -> int:
-        """From a bucket that has just been captured."""
+        """From a bucket that has just been captured.  Replays as often whatever it measures, since
+        all ranks of a divided model have to replay together."""
+        self._replay(bucket)  # the first replay uploads the graph
         launched, computed = self._launch_seconds, self._replay(bucket)
-        if computed < 2 * launched:  # else it could not be more than half of the bucket's
-            computed = self._replay(bucket)  # the first replay uploads the graph
         log.debug(
             "the host launches a step in %.1f ms, the device computes %d tokens in %.1f ms",
             *(1e3 * launched, bucket.tokens, 1e3 * computed),
