@@ -23,6 +23,7 @@ from runtime.logs import LogOptions, print_error
 MODULE = "runtime.engine.rank_process"
 CONFIGURATION_ERROR = 2  # exit code: the rank has said what is wrong
 STALL_SECONDS = 30.0  # that a rank may be behind, or a step of a GPU may take
+START_STALL_SECONDS = 300.0  # that a phase of a start may take in which ranks compute together
 GC_THRESHOLD = 50_000  # allocations between two collections: a step makes hundreds, without cycles
 LOOK_SECONDS = 1.0
 END_SECONDS = 5.0
@@ -126,7 +127,7 @@ class Followers:
 
 
 class StallWatch:
-    """Ends the process when the engine's loop has not come round for a while.
+    """Ends the process when a start, or then the engine's loop, has not gone on for a while.
 
     A GPU waits for ever within a sum to which another rank does not contribute, and no call of the
     host that waits for it can be interrupted.
@@ -135,19 +136,23 @@ class StallWatch:
     def __init__(
         self,
         end: Callable[[str], None],
-        seconds: float = STALL_SECONDS,
+        seconds: float = START_STALL_SECONDS,
         look_seconds: float = LOOK_SECONDS,
     ) -> None:
-        self._seconds, self._end, self._look_seconds = seconds, end, look_seconds
+        self._seconds, self._what = seconds, "the start has not gone on"
+        self._end, self._look_seconds = end, look_seconds
         self._seen = time.monotonic()
         threading.Thread(target=self._run, name="stall-watch", daemon=True).start()
 
     def alive(self) -> None:
         self._seen = time.monotonic()
 
+    def watch_steps(self, seconds: float = STALL_SECONDS) -> None:
+        """The start is over: from now on it watches the loop."""
+        self.alive()
+        self._seconds, self._what = seconds, "a step has not ended"
+
     def _run(self) -> None:
         while time.monotonic() - self._seen < self._seconds:
             time.sleep(self._look_seconds)
-        self._end(
-            f"a step has not ended for {self._seconds:.0f} s: a rank hangs; all ranks start again"
-        )
+        self._end(f"{self._what} for {self._seconds:.0f} s: a rank hangs; all ranks start again")

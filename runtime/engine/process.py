@@ -53,6 +53,7 @@ if TYPE_CHECKING:  # they import NumPy, which takes a while
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
+WATCHED_FROM = "memory"  # the first phase of a GPU's start in which ranks wait for each other alone
 REPORT_SECONDS = 0.25  # in which an API process reports the last phase: errors end a start
 ID_IN_USE = "a request with this id is running already"
 
@@ -141,14 +142,22 @@ class OutputPublisher:
 
 
 class ProgressReport:
-    """Sends the loading progress to the clients, at most every PROGRESS_SECONDS a phase."""
+    """Sends the loading progress to the clients, at most every PROGRESS_SECONDS a phase.
 
-    def __init__(self, publisher: OutputPublisher) -> None:
-        self._publisher = publisher
+    watch  of a start with other ranks, from when all of them have loaded their weights
+    """
+
+    def __init__(self, publisher: OutputPublisher, followers: Followers | None) -> None:
+        self._publisher, self._followers = publisher, followers
         self._phase = ""
         self._last_sent = 0.0
+        self.watch: StallWatch | None = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
+        if self.watch is not None:
+            self.watch.alive()
+        elif phase == WATCHED_FROM and self._followers is not None:
+            self.watch = StallWatch(self._followers.fail)
         now = time.monotonic()
         if phase != self._phase or now - self._last_sent >= PROGRESS_SECONDS:
             self._phase, self._last_sent = phase, now
@@ -175,7 +184,8 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             followers = Followers(config, _store(args), args.logs, args.host_free)
             stack.callback(followers.stop)
         with _errors_between_ranks(followers):
-            loaded = _load(args, config, ProgressReport(publisher), timeline)
+            progress = ProgressReport(publisher, followers)
+            loaded = _load(args, config, progress, timeline)
             engine = _engine_of(args, config, loaded)
             gc.collect()
             gc.freeze()  # permanent objects: later collections skip them
@@ -187,10 +197,11 @@ def serve(args: EngineProcessArgs) -> NoReturn:
                 phases=timeline.phases(),
                 why_ranks=why_ranks,
             )
-            watch: StallWatch | None = None
+            watch = progress.watch
             if followers is not None:
                 _lead(loaded.executor, followers)
-                watch = StallWatch(followers.fail) if loaded.resolved.device == "cuda" else None
+            if watch is not None:
+                watch.watch_steps()
             note_ready(args.ready_file, time.monotonic())
             publisher.broadcast(ready)
             _run(args, config, engine, loaded.plan_waves, receiver, publisher, ready, watch)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from model_zoo.layers.error_text import first_line
 from runtime.config import ConfigError
-from runtime.engine import rank_process
+from runtime.engine import process, rank_process
 from runtime.engine.followers import CONFIGURATION_ERROR, OUT_OF_MEMORY, StallWatch
 from runtime.logs import LogOptions
 
@@ -24,7 +25,39 @@ def test_a_loop_that_does_not_come_round_ends_the_process_with_a_message():
 
     StallWatch(end, 0.05, look_seconds=0.01)
     assert ended.wait(20)
+    assert said == ["the start has not gone on for 0 s: a rank hangs; all ranks start again"]
+
+
+def test_after_the_start_a_step_that_does_not_end_is_what_ends_the_process():
+    ended, said = threading.Event(), []
+
+    def end(message: str) -> None:
+        said.append(message)
+        ended.set()
+
+    watch = StallWatch(end, 3600.0, look_seconds=0.01)
+    assert not ended.wait(0.1)
+    watch.watch_steps(0.05)
+    assert ended.wait(20)
     assert said == ["a step has not ended for 0 s: a rank hangs; all ranks start again"]
+
+
+@pytest.mark.parametrize("followers", [None, SimpleNamespace(fail=lambda message: None)])
+def test_a_start_is_watched_once_all_ranks_have_loaded_their_weights(
+    followers: Any, monkeypatch: pytest.MonkeyPatch
+):
+    publisher: Any = SimpleNamespace(broadcast=lambda message: None)
+    report = process.ProgressReport(publisher, followers)
+    for phase in ("device", "model", "kernels", "weights", "gemms"):
+        report(phase, 0, 1)
+        assert report.watch is None
+    report("memory", 0, 1)
+    assert (report.watch is None) == (followers is None)
+    watch = report.watch
+    if watch is not None:
+        monkeypatch.setattr(watch, "_seen", 0.0)
+        report("graphs", 0, 1)
+        assert report.watch is watch and watch._seen > 0.0
 
 
 def test_a_loop_that_comes_round_is_left_alone():
