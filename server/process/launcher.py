@@ -24,6 +24,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -31,7 +32,12 @@ from runtime.logs import LogOptions
 from server.config import ServerConfig
 from server.process.child import DEATHS_WITHIN_SECONDS, MAX_DEATHS, Child, describe
 from server.process.engine_process import EngineProcess
-from server.process.exclusive_files import reserve_metrics, socket_directory, store_lock
+from server.process.exclusive_files import (
+    LaunchError,
+    reserve_metrics,
+    socket_directory,
+    store_lock,
+)
 from server.process.messages import ApiProcessArgs, DownloadArgs, KeysChanged, ModelFound
 
 log = logging.getLogger("wavefill.launcher")
@@ -90,26 +96,29 @@ class Launcher:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
-        await asyncio.gather(*map(self.start_api, range(len(self._apis))))
-        watchers = [
-            asyncio.create_task(self._run_engines()),
-            *(
-                asyncio.create_task(
-                    self._watch(
-                        api, partial(self.start_api, index), partial(self._api_ended, index)
-                    )
-                )
-                for index, api in enumerate(self._apis)
-            ),
-        ]
-        stopped = asyncio.create_task(self._stop.wait())
-        done, _ = await asyncio.wait([*watchers, stopped], return_when="FIRST_COMPLETED")
-        code = next((watcher.result() for watcher in watchers if watcher in done), 0)
-        for task in (*watchers, stopped):
-            task.cancel()
-        await self._shut_down(at_once=code != 0)
-        self.close()
+        tasks: list[asyncio.Task[Any]] = []
+        code = 1  # of a child that cannot be started
+        try:
+            code = await self._run_children(tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await self._shut_down(at_once=code != 0)
+            self.close()
         return code
+
+    async def _run_children(self, tasks: list[asyncio.Task[Any]]) -> int:
+        """Run all until a signal, or until one is given up; tasks: gets those that still run."""
+        starts = [partial(self.start_api, index) for index in range(len(self._apis))]
+        named = zip(self._apis, starts, strict=True)
+        await asyncio.gather(*(_start_first(api.name, start) for api, start in named))
+        watchers = [asyncio.create_task(self._run_engines())]
+        for index, (api, start) in enumerate(zip(self._apis, starts, strict=True)):
+            watching = self._watch(api, start, partial(self._api_ended, index))
+            watchers.append(asyncio.create_task(watching))
+        tasks += [*watchers, asyncio.create_task(self._stop.wait())]
+        done, _ = await asyncio.wait(tasks, return_when="FIRST_COMPLETED")
+        return next((watcher.result() for watcher in watchers if watcher in done), 0)
 
     def close(self) -> None:
         for engine in self._engines:
@@ -148,7 +157,7 @@ class Launcher:
     async def _run_engines(self) -> int:
         """Find the model's files, then run the engines on them; returns the code to end with."""
         if not self._config.model_directory:
-            await self._start_download()
+            await _start_first(self._download.name, self._start_download)
             report = partial(_log_end, self._download.name)
             code = await self._watch(self._download, self._start_download, report, done=(0,))
             if code:
@@ -187,7 +196,7 @@ class Launcher:
             _log_end(engine.name, code)
             engine.tell_clients(code)
 
-        await start()
+        await _start_first(engine.name, start)
         code = await self._watch(engine.child, start, ended)
         if code == CONFIGURATION_ERROR:
             engine.tell_clients(code)
@@ -279,6 +288,17 @@ class Launcher:
                 child.signal(signal.SIGKILL)
         await ending
         killed.cancel()
+
+
+async def _start_first(name: str, start: Callable[[], Awaitable[None]]) -> None:
+    """Raises LaunchError where the system has no process for it: nothing serves yet."""
+    try:
+        await start()
+    except (OSError, RuntimeError) as error:  # as below
+        raise LaunchError(
+            f"{name} cannot be started: {error}: end other programs, or raise the limit of "
+            "processes of this user or container"
+        ) from error
 
 
 async def _start_again(name: str, start: Callable[[], Awaitable[None]]) -> None:

@@ -118,6 +118,33 @@ async def test_a_process_that_cannot_be_started_again_at_once_is_tried_until_it_
     assert said in caplog.text
 
 
+@pytest.mark.parametrize("which", ["API process 0", "the engine"])
+async def test_a_first_process_that_cannot_be_started_ends_the_server_and_says_why(
+    which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    stopped: list[str] = []
+
+    async def start(child: Child, message: object) -> None:
+        if child.name == which:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    async def wait(child: Child) -> int:
+        await asyncio.Event().wait()
+        return 0
+
+    async def stop(child: Child, seconds: float) -> None:
+        stopped.append(child.name)
+
+    for name, replacement in (("start", start), ("wait", wait), ("stop", stop)):
+        monkeypatch.setattr(Child, name, replacement)
+    config = ServerConfig(api_workers=2, engine=EngineConfig(model=""), model_directory="m")
+    with socket.socket() as listener:
+        launcher = Launcher(config, listener, tmp_path, "no.engine", "", None)
+        with closing(launcher), pytest.raises(LaunchError, match=f"{which}( process)? cannot be"):
+            await launcher.run()
+    assert {"API process 0", "API process 1", "the engine"} <= {*stopped}
+
+
 def test_several_api_processes_share_the_port_the_engine_and_the_counters(start: Start):
     launched = start(api_workers=3)
     launched.wait_until(lambda: all(launched.status() == 200 for _ in range(20)))
