@@ -90,12 +90,12 @@ class ProcessGroupCommunicator:
 
     def for_norm(self, part: Tensor, *, of_embeddings: bool = False) -> Addend:
         where = None
-        if self.fused is not None and not self.is_silent:
+        if self.fused is not None:
             where = self.fused.begin(len(part), of_embeddings=of_embeddings)
         return self.all_reduce(part) if where is None else PartialSum(where, part)
 
     def rank_sum(self, rows: int) -> RankSum | None:
-        return None if self.fused is None or self.is_silent else self.fused.begin(rows)
+        return None if self.fused is None else self.fused.begin(rows)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         if self.fused is not None:

@@ -8,8 +8,8 @@ A step that computes tokens of images has a graph of its own, since it does more
 mixed, and padded to as many rows as there may be, so that there is one for every number of tokens.
 
 Steps of more than MAX_MIXED tokens have graphs where the host takes longer to launch their kernels
-than the device to compute them, as for small models.  There are four sizes up to twice as many
-tokens: so far padding costs less than the launches would.
+than the device to compute them, as for small models: four sizes for each doubling.  Up to there
+padding costs less than the launches would.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ class Buckets:
 
         Mixed steps of all sizes: padding a long prompt to a power of two could double its time.
         Decode steps in powers of two: reading the weights takes most of their time.  So a step of
-        at most MAX_MIXED tokens has one of at most twice its tokens, or of SMALL, from the start.
+        at most the largest mixed size has one of at most twice its tokens, or of SMALL, from the
+        start.
         Steps with images have none yet: a start takes as long as that of a model of text.
         """
         most_rows = self._decode[-1]

@@ -47,7 +47,7 @@ class Graphs:
         self.captured: dict[Bucket, CapturedGraph] = {}
         self.pool = GraphPool(device)
         # Tokens of a step that the device computes for as long as the host takes to launch its
-        # kernels: its time is taken to be proportional to them, as it is for many.
+        # kernels, if its time is proportional to them, which is nearly so for many.
         self.launch_bound_tokens = 0
         self._launch_seconds = 0.0  # of the last step that was captured: what the host took
 

@@ -153,6 +153,7 @@ class StallWatch:
         self._seconds, self._what = seconds, "a step has not ended"
 
     def _run(self) -> None:
-        while time.monotonic() - self._seen < self._seconds:
+        # The limit is read before what was seen, which watch_steps() notes before it lowers it.
+        while self._seconds > time.monotonic() - self._seen:
             time.sleep(self._look_seconds)
         self._end(f"{self._what} for {self._seconds:.0f} s: a rank hangs; all ranks start again")

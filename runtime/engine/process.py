@@ -53,7 +53,7 @@ if TYPE_CHECKING:  # they import NumPy, which takes a while
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
 PROGRESS_SECONDS = 0.1
-WATCHED_FROM = "memory"  # the first phase of a GPU's start in which ranks wait for each other alone
+WATCHED_FROM = "memory"  # the first phase of a GPU's start in which all ranks have their weights
 REPORT_SECONDS = 0.25  # in which an API process reports the last phase: errors end a start
 ID_IN_USE = "a request with this id is running already"
 
@@ -144,24 +144,30 @@ class OutputPublisher:
 class ProgressReport:
     """Sends the loading progress to the clients, at most every PROGRESS_SECONDS a phase.
 
-    watch  of a start with other ranks, from when all of them have loaded their weights
+    With other ranks the start is watched, from when all of them have loaded their weights.
     """
 
     def __init__(self, publisher: OutputPublisher, followers: Followers | None) -> None:
         self._publisher, self._followers = publisher, followers
         self._phase = ""
         self._last_sent = 0.0
-        self.watch: StallWatch | None = None
+        self._watch: StallWatch | None = None
 
     def __call__(self, phase: str, done: int, total: int) -> None:
-        if self.watch is not None:
-            self.watch.alive()
+        if self._watch is not None:
+            self._watch.alive()
         elif phase == WATCHED_FROM and self._followers is not None:
-            self.watch = StallWatch(self._followers.fail)
+            self._watch = StallWatch(self._followers.fail)
         now = time.monotonic()
         if phase != self._phase or now - self._last_sent >= PROGRESS_SECONDS:
             self._phase, self._last_sent = phase, now
             self._publisher.broadcast(Progress(phase, done, total))
+
+    def started(self) -> StallWatch | None:
+        """The start is over -> what watches the steps with other ranks from now on."""
+        if self._watch is not None:
+            self._watch.watch_steps()
+        return self._watch
 
 
 def serve(args: EngineProcessArgs) -> NoReturn:
@@ -197,11 +203,9 @@ def serve(args: EngineProcessArgs) -> NoReturn:
                 phases=timeline.phases(),
                 why_ranks=why_ranks,
             )
-            watch = progress.watch
             if followers is not None:
                 _lead(loaded.executor, followers)
-            if watch is not None:
-                watch.watch_steps()
+            watch = progress.started()
             note_ready(args.ready_file, time.monotonic())
             publisher.broadcast(ready)
             _run(args, config, engine, loaded.plan_waves, receiver, publisher, ready, watch)

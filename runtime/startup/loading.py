@@ -150,6 +150,7 @@ def _on_gpu(
             log.warning("%s", sentence)
         tokens = engine_spec.resolve_config(plan).max_batched_tokens
         all_reduce = choose_all_reduce(engine_spec, loading.model, tokens)
+        ranks.exchange("")  # the others may still load their weights
         timeline.mark("gemms")
         progress("memory", 0, 1)
     plan = ranks.agree(profiler.measure())

@@ -183,6 +183,7 @@ def estimate(
     peak = max(forward, sampling, encoding)
     activations = LIBRARY_BYTES + peak + scratch_bytes(config, dtype, scheme_of)
     sizes = Buckets(steps.rows, steps.tokens, images=config.vision is not None).graphs()
+    # A start may find that larger steps need graphs, too: at the cost of a 64th of KV at most.
     graph_tokens = max(min(steps.tokens, MAX_MIXED), steps.rows)
     largest = _activations(config, dtype, graph_tokens, steps.rows)
     graphs = largest + len(sizes) * (GRAPH_BYTES + GRAPH_LAYER_BYTES * config.num_layers)

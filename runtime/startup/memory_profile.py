@@ -23,6 +23,7 @@ from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
 from model_zoo.vision.encoder import Encoding
 from runtime.config import IMAGE_CACHE_BYTES, ConfigError
+from runtime.cuda_graph.buckets import MAX_MIXED
 from runtime.memory_plan import MemoryPlan, size
 from runtime.precompile.compiling import check_cache, compiling_only
 from runtime.precompile.pool import Compilers
@@ -36,6 +37,7 @@ from runtime.startup.warm_up import (
     run,
 )
 
+KV_PARTS = 64  # of which the graphs of large steps may take one
 PAGES = 16  # all tokens are stored in the first one; its contents do not matter
 
 
@@ -45,7 +47,7 @@ class MemoryProfiler:
     def __init__(self, plan: MemoryPlan, engine_spec: EngineSpec, model: Model) -> None:
         """plan: with the weights alone.  Raises ConfigError if nothing fits besides them."""
         self._plan, self._device, self._model = plan, engine_spec.device, model
-        self._ranks = engine_spec.ranks
+        self._spec, self._ranks = engine_spec, engine_spec.ranks
         self._state_dtype = choose_state_dtype(engine_spec.requested.state_dtype)
         self._vocab_size = engine_spec.config.vocab_size
         # Resolved with more KV than there will be, so that no sequence can be longer.
@@ -82,7 +84,9 @@ class MemoryProfiler:
             self._run_largest(self._resolved.max_batched_tokens)
             del images
             activations = plan.free - free_bytes(self._device) - plan.weights - self._state - kv
-            graphs = self._measure_graphs()
+            graphs = self.executor.measure_graphs()
+            plan = replace(plan, state=self._state, activations=activations, graphs=graphs)
+            graphs = self._extended_graphs(plan)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -91,12 +95,29 @@ class MemoryProfiler:
         state = self._state + (IMAGE_CACHE_BYTES if self._resolved.image_token_side else 0)
         return replace(plan, state=state, activations=activations, graphs=graphs)
 
-    def _measure_graphs(self) -> int:
+    def _extended_graphs(self, plan: MemoryPlan) -> int:
         """The bytes of all graphs, of which there is one for each size of a step that the host
-        would launch more slowly than the device computes it."""
-        graphs = self.executor.measure_graphs()
+        would launch more slowly than the device computes it, unless they took much of KV.
+
+        plan: with the bytes of those of at most MAX_MIXED tokens
+        """
         [tokens] = self._ranks.most(self.executor.launch_bound_tokens)
-        return self.executor.measure_graphs() if self.executor.extend_graphs(tokens) else graphs
+        tokens = min(tokens, self._resolved.max_batched_tokens)
+        larger = plan.graphs * tokens // MAX_MIXED  # as the activations in them
+        [fits] = self._ranks.least(int(self._leaves_kv(plan, larger)))
+        if fits and self.executor.extend_graphs(tokens):
+            return self.executor.measure_graphs()
+        return plan.graphs
+
+    def _leaves_kv(self, plan: MemoryPlan, graphs: int) -> bool:
+        """Whether graphs of so many bytes leave KV nearly all that it has by the plan."""
+        if (graphs - plan.graphs) * KV_PARTS > plan.for_kv:
+            return False
+        try:
+            self._spec.resolve_config(replace(plan, graphs=graphs))
+        except ConfigError:  # such as of --kv-tokens
+            return False
+        return True
 
     def keep_peak_memory(self) -> None:
         """Run the largest steps again, at the end: PyTorch's allocator caches their memory.

@@ -1,5 +1,5 @@
 # all_reduce_add_rms_norm_quantize: all_reduce_add_rms_norm whose norm is written as 8-bit codes.
-#   grid      (P): program p has rows p, p + P, ... of the codes
+#   grid      (P): program p has rows p, p + P, ... of the codes; without SENDS a program per row
 #   writes    the sum into residual; codes and scales as add_rms_norm_quantize (quantize_rows.py)
 #   math      as both: the codes are those of the norm that all_reduce_add_rms_norm writes
 #   bound     NVLink: (world - 1) * T * N * bytes

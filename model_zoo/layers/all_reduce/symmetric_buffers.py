@@ -22,8 +22,8 @@ TURNS = 2  # of sums of products
 OF_EMBEDDINGS = TURNS  # the buffer of their sums
 BUFFERS = TURNS + 1
 RENDEZVOUS = timedelta(seconds=60)  # in which all ranks have come to it, or it has failed
-# All programs of a launch must be resident: each waits for its counterpart.  Of wider rows one fits
-# on an SM.
+# All programs of a launch that sends must be resident: each waits for its counterpart.  Of wider
+# rows one fits on an SM.
 PROGRAMS_PER_SM, NARROW = 2, 4096
 ALIGNMENT = 16  # bytes of a row, which is written and read by so many
 
@@ -40,7 +40,7 @@ class SymmetricBuffers:
     limit      [2] int32 on the device: microseconds that a program of a norm's kernel waits for
                other ranks, and polls of a GEMM's, which take longer, 0: for ever; and whether one
                has come to it
-    programs   of a launch, at most: the same on all ranks
+    programs   of a launch that sends, at most: the same on all ranks
     """
 
     memories: tuple[Tensor, ...]

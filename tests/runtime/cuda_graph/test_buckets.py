@@ -51,11 +51,12 @@ def test_all_buckets_but_those_of_long_steps_get_graphs(rows: int, tokens: int) 
 
 
 @pytest.mark.parametrize(("rows", "tokens"), SERVERS)
-@pytest.mark.parametrize("launch_bound", [0, 2048, 3000, 4096, 20_000])
+@pytest.mark.parametrize("launch_bound", [0, 2048, 2400, 3000, 4096, 20_000])
+@pytest.mark.parametrize("images", [False, True])
 def test_larger_steps_get_graphs_while_the_host_would_take_longer_to_launch_them(
-    rows: int, tokens: int, launch_bound: int
+    rows: int, tokens: int, launch_bound: int, images: bool
 ) -> None:
-    plain, buckets = Buckets(rows, tokens), Buckets(rows, tokens)
+    plain, buckets = (Buckets(rows, tokens, images=images) for _ in range(2))
     new = buckets.extend(launch_bound)
     assert set(buckets.graphs()) == {*plain.graphs(), *new} and not buckets.extend(launch_bound)
     assert buckets.graphs()[0].tokens == max(bucket.tokens for bucket in buckets.graphs())
@@ -69,6 +70,9 @@ def test_larger_steps_get_graphs_while_the_host_would_take_longer_to_launch_them
         assert (bucket in captured) == (step_tokens <= most)
         if step_tokens > most:
             assert bucket == plain.fit(step_tokens, rows)
+        if images:
+            of_images = buckets.fit(step_tokens, 1, images=True)
+            assert (of_images in new) == (step_tokens <= most)
 
 
 @pytest.mark.parametrize(("rows", "tokens"), SERVERS)

@@ -12,7 +12,13 @@ import torch
 from model_zoo.layers.error_text import first_line
 from runtime.config import ConfigError
 from runtime.engine import process, rank_process
-from runtime.engine.followers import CONFIGURATION_ERROR, OUT_OF_MEMORY, StallWatch
+from runtime.engine.followers import (
+    CONFIGURATION_ERROR,
+    OUT_OF_MEMORY,
+    STALL_SECONDS,
+    START_STALL_SECONDS,
+    StallWatch,
+)
 from runtime.logs import LogOptions
 
 
@@ -50,14 +56,17 @@ def test_a_start_is_watched_once_all_ranks_have_loaded_their_weights(
     report = process.ProgressReport(publisher, followers)
     for phase in ("device", "model", "kernels", "weights", "gemms"):
         report(phase, 0, 1)
-        assert report.watch is None
+        assert report._watch is None
     report("memory", 0, 1)
-    assert (report.watch is None) == (followers is None)
-    watch = report.watch
+    watch = report._watch
+    assert (watch is None) == (followers is None)
     if watch is not None:
+        assert watch._seconds == START_STALL_SECONDS
         monkeypatch.setattr(watch, "_seen", 0.0)
         report("graphs", 0, 1)
-        assert report.watch is watch and watch._seen > 0.0
+        assert report._watch is watch and watch._seen > 0.0
+    assert report.started() is watch
+    assert watch is None or watch._seconds == STALL_SECONDS
 
 
 def test_a_loop_that_comes_round_is_left_alone():

@@ -120,8 +120,6 @@ def test_sums_take_both_buffers_by_turns_and_those_of_the_library_begin_anew():
     assert turns(3) == [0, 1, 0]
     communicator.is_silent = True
     ProcessGroupCommunicator.all_reduce(communicator, torch.zeros(1))
-    assert turns(1) == [] and communicator.rank_sum(2) is None, "no kernel that waits for others"
-    communicator.is_silent = False
     assert turns(2) == [0, 1]
 
 

@@ -12,6 +12,7 @@ import torch
 from msgspec.structs import replace
 
 from runtime.config import ConfigError, EngineConfig, ResolvedConfig
+from runtime.cuda_graph.buckets import MAX_MIXED
 from runtime.executor.image_buffers import step_bytes
 from runtime.memory_plan import MemoryPlan
 from runtime.messages import PromptImage
@@ -209,25 +210,91 @@ def test_graphs_that_do_not_fit_name_numbers_too(
         loaded.measure()
 
 
-@pytest.mark.parametrize("tokens", [2048, 3000, 1 << 40])
-def test_graphs_of_steps_that_are_launched_slowly_on_any_rank_are_planned_on_all(
-    tokens: int, checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine_spec = spec_for(checkpoint)
+class ExtendedGraphs:
+    """The executor's graphs: `first` bytes, and `second` with those of large steps."""
+
+    def __init__(
+        self, profiler: MemoryProfiler, monkeypatch: pytest.MonkeyPatch, *, first: int, second: int
+    ) -> None:
+        self.asked: list[int] = []
+        executor = profiler.executor
+        sizes = iter([first, second])
+        monkeypatch.setattr(executor, "measure_graphs", lambda: next(sizes))
+        monkeypatch.setattr(executor, "extend_graphs", self._extend)
+
+    def _extend(self, tokens: int) -> bool:
+        self.asked.append(tokens)
+        return tokens > MAX_MIXED
+
+
+def profiler_of(engine_spec: EngineSpec, max_batched_tokens: int = 8192) -> MemoryProfiler:
     plan = MemoryPlan(free=64 * MIB, share=0.5)
     profiler = MemoryProfiler(plan, engine_spec, engine_spec.begin_loading(64 * MIB).model)
-    asked: list[int] = []
+    profiler._resolved = replace(profiler._resolved, max_batched_tokens=max_batched_tokens)
+    return profiler
 
-    def extend(limit: int) -> bool:
-        asked.append(limit)
-        return limit > 2048
 
-    monkeypatch.setattr(profiler.executor, "measure_graphs", lambda: MIB * (1 + len(asked)))
-    monkeypatch.setattr(profiler.executor, "extend_graphs", extend)
-    monkeypatch.setattr(type(profiler._ranks), "most", lambda self, own: [max(own, tokens)])
+def let_another_rank_say(
+    profiler: MemoryProfiler,
+    memory: Memory,
+    monkeypatch: pytest.MonkeyPatch,
+    tokens: int,
+    fits: int = 1,
+) -> None:
+    """What it has measured, and whether it has room; the largest steps leave 10 MiB."""
+    kind = type(profiler._ranks)
+    monkeypatch.setattr(kind, "most", lambda self, own: [max(own, tokens)])
+    monkeypatch.setattr(kind, "least", lambda self, own: [min(own, fits)])
+    memory.steps.clear()
+    monkeypatch.setattr(
+        profiler, "_run_largest", lambda tokens: memory.steps.extend([make_batch()] * 10)
+    )
+
+
+@pytest.mark.parametrize(("tokens", "asked"), [(2048, 2048), (3000, 3000), (1 << 40, 8192), (0, 0)])
+def test_graphs_of_steps_that_are_launched_slowly_on_any_rank_are_planned_on_all(
+    tokens: int, asked: int, checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_of(spec_for(checkpoint))
+    let_another_rank_say(profiler, memory, monkeypatch, tokens)
+    graphs = ExtendedGraphs(profiler, monkeypatch, first=MIB // 16, second=MIB // 8)
     measured = profiler.measure()
-    assert asked == [tokens]
-    assert measured.graphs == (MIB if tokens == 2048 else 2 * MIB)
+    assert graphs.asked == [asked]
+    assert measured.graphs == (MIB // 8 if asked > MAX_MIXED else MIB // 16)
+
+
+def test_graphs_of_large_steps_take_little_of_kv(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of half of 64 MiB: those of 8,192 tokens would take 3 MiB more."""
+    profiler = profiler_of(spec_for(checkpoint))
+    let_another_rank_say(profiler, memory, monkeypatch, 1 << 40)
+    graphs = ExtendedGraphs(profiler, monkeypatch, first=MIB, second=4 * MIB)
+    assert profiler.measure().graphs == MIB and not graphs.asked
+
+
+def test_graphs_of_large_steps_take_nothing_of_the_kv_that_was_asked_for(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = profiler_of(spec_for(checkpoint))
+    let_another_rank_say(plain, memory, monkeypatch, 0)
+    ExtendedGraphs(plain, monkeypatch, first=MIB // 16, second=0)
+    room = plain.measure().for_kv
+    page = plain._kv.num_bytes // plain._kv.num_pages
+    all_of_it = room // page * plain._resolved.page_size
+    profiler = profiler_of(spec_for(checkpoint, kv_tokens=all_of_it))
+    let_another_rank_say(profiler, memory, monkeypatch, 1 << 40)
+    graphs = ExtendedGraphs(profiler, monkeypatch, first=MIB // 16, second=MIB // 4)
+    assert profiler.measure().graphs == MIB // 16 and not graphs.asked
+
+
+def test_a_rank_without_room_for_graphs_of_large_steps_keeps_all_from_them(
+    checkpoint: Path, memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profiler = profiler_of(spec_for(checkpoint))
+    let_another_rank_say(profiler, memory, monkeypatch, 1 << 40, fits=0)
+    graphs = ExtendedGraphs(profiler, monkeypatch, first=MIB // 16, second=MIB // 4)
+    assert profiler.measure().graphs == MIB // 16 and not graphs.asked
 
 
 def test_the_largest_steps_are_run_again_when_all_else_is_there(

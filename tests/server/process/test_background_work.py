@@ -3,36 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+from unittest import mock
 
 import pytest
 
-from server.process.api_process import log_failure
+from server.process import api_process
+from server.process.api_process import BackgroundWork
 
 
-async def ended(work: asyncio.Future[None], *, cancel: bool = False) -> asyncio.Task[None]:
-    async def run() -> None:
-        await work
+class Work:
+    """A reporter or a runner of batches that is over at once."""
 
-    task = asyncio.create_task(run())
-    await asyncio.sleep(0)
-    if cancel:
-        task.cancel()
-    await asyncio.wait([task])
-    return task
+    def __init__(self, *arguments: object, **options: object) -> None:
+        pass
+
+    async def run(self) -> None:
+        raise ValueError("no version")
 
 
-async def test_a_task_that_fails_says_so_with_its_traceback(caplog: pytest.LogCaptureFixture):
-    work: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    work.set_exception(ValueError("no version"))
-    log_failure(await ended(work), "the start report")
-    [record] = caplog.records
-    assert record.getMessage() == "the start report has failed; the server goes on without it"
-    assert record.exc_info is not None and "no version" in str(record.exc_info[1])
+class EndlessWork(Work):
+    async def run(self) -> None:
+        await asyncio.Event().wait()
 
 
-async def test_a_task_that_ends_with_the_server_says_nothing(caplog: pytest.LogCaptureFixture):
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    done.set_result(None)
-    log_failure(await ended(done), "the start report")
-    log_failure(await ended(asyncio.get_running_loop().create_future(), cancel=True), "batches")
+def background_work(monkeypatch: pytest.MonkeyPatch, work: type[Work]) -> BackgroundWork:
+    for name in ("Reporter", "BatchRunner"):
+        monkeypatch.setattr(api_process, name, work)
+    monkeypatch.setattr(api_process, "line_app", lambda state: None)
+    args: Any = mock.Mock(index=0)
+    return BackgroundWork(args, mock.Mock())
+
+
+async def test_work_that_fails_says_so_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    background_work(monkeypatch, Work).start()
+    await asyncio.sleep(0.01)
+    said = sorted(record.getMessage() for record in caplog.records)
+    assert said == [
+        "the runner of batches has failed; the server goes on without it",
+        "the start report has failed; the server goes on without it",
+    ]
+    assert caplog.text.count("ValueError: no version") == 2
+
+
+async def test_work_that_ends_with_the_server_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    work = background_work(monkeypatch, EndlessWork)
+    work.start()
+    await asyncio.sleep(0.01)
+    await work.close()
+    await asyncio.sleep(0.01)
     assert not caplog.records

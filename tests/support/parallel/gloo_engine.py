@@ -13,6 +13,7 @@ import msgspec
 import torch.distributed as dist
 from msgspec.structs import replace
 
+from model_zoo.parallel.communicator import ProcessGroupCommunicator
 from runtime.config import DeviceName, EngineConfig
 from runtime.engine.loop import Engine
 from runtime.executor.protocols import DeviceExecutor
@@ -63,11 +64,18 @@ class TwoRanks:
                 yield engine
             finally:
                 self.sender.send(b"")
+                forget_sums(self.ranks)
 
     def close(self) -> None:
         dist.destroy_process_group()
         self._process.kill()
         self._process.communicate()
+
+
+def forget_sums(ranks: Ranks) -> None:
+    """Before another model is loaded, whose kernels compile without other ranks."""
+    if isinstance(ranks.communicator, ProcessGroupCommunicator):
+        ranks.communicator.fused = None
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from runtime.ipc.broadcast import BroadcastReceiver
 from runtime.ranks.group import Ranks
 from runtime.ranks.messages import decode
 from runtime.startup.loading import load
+from tests.support.parallel.gloo_engine import forget_sums
 from tests.support.parallel.mapped_memory import MappedMemory
 
 
@@ -33,6 +34,7 @@ def main() -> None:
         executor = load(config, lambda phase, done, total: None, ranks=ranks).executor
         while message := receiver.receive():
             executor.follow(decode(message))
+        forget_sums(ranks)
 
 
 if __name__ == "__main__":

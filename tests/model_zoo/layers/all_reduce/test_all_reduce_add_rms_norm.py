@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
+from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm, num_programs
 from model_zoo.layers.all_reduce.add_rms_norm_quantize import all_reduce_add_rms_norm_quantize
 from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
@@ -116,14 +116,15 @@ def test_codes_are_those_of_the_norm_that_is_written_without_them(
 
 @pytest.mark.parametrize("kind", [None, "row"])
 def test_of_a_part_that_a_gemm_has_sent_nothing_is_sent_again(device: str, kind: ScaleKind | None):
-    ranks = group_of(2, 5, 256, FP16, device)
-    parts = random_parts(ranks, 3)
+    rows = 9
+    ranks = group_of(2, rows, 256, FP16, device)
+    parts = random_parts(ranks, rows)
     weight = torch.randn(256, device=device, dtype=FP16)
     results: list[list[Tensor]] = []
     for is_sent in (False, True):
         deliver(ranks, 1, parts)
         ranks[1].memory.fill_(-0.0)
-        residual = torch.ones(3, 256, device=device, dtype=FP16)
+        residual = torch.ones(rows, 256, device=device, dtype=FP16)
         arguments = ranks[0], 1, parts[0], residual, weight, EPS
         if kind is None:
             out = all_reduce_add_rms_norm(*arguments, is_sent=is_sent)
@@ -131,11 +132,18 @@ def test_of_a_part_that_a_gemm_has_sent_nothing_is_sent_again(device: str, kind:
             codes = all_reduce_add_rms_norm_quantize(*arguments, kind, is_sent=is_sent)
             out = codes.codes.view(torch.uint8)
         results.append([residual, out])
-        came = ranks[1].rows_of(1, 0, 1)[:3]
+        came = ranks[1].rows_of(1, 0, 1)[:rows]
         assert torch.equal(came, torch.zeros_like(came) if is_sent else parts[0])
         assert bool(torch.signbit(came).all()) == is_sent
     for plain, sent in zip(*results, strict=True):
         assert torch.equal(plain, sent)
+
+
+def test_programs_have_a_row_each_where_no_other_rank_waits_for_them(device: str):
+    buffers = group_of(2, 4000, 64, FP32, device)[0]
+    assert num_programs(buffers, 4000, is_sent=True) == 4000
+    assert num_programs(buffers, 4000, is_sent=False) == buffers.programs < 4000
+    assert num_programs(buffers, 1, is_sent=False) == 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
