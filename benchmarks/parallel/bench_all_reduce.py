@@ -9,6 +9,8 @@ For each number of rows, microseconds a call in a CUDA graph, as the slowest ran
   one_shot   torch's symmetric memory, one_shot_all_reduce, then add_rms_norm
   two_shot   the same with two_shot_all_reduce_
   norm       add_rms_norm alone: what of the others is no communication
+  copy       of a part within this GPU, in place of a GEMM that sends it
+  sent       that, and all_reduce_add_rms_norm of a part that has been sent
 
 A graph has CALLS calls, one after the other as the layers of a model.  --check compares the results
 with those of NCCL first.  If $OUT is set, all_reduce.json is written there.
@@ -85,6 +87,15 @@ def calls_of(buffers: SymmetricBuffers, rows: int, symmetric: Tensor) -> dict[st
         ops.two_shot_all_reduce_(symmetric, "sum", name)
         add_rms_norm(symmetric, residual, weight, EPS)
 
+    came = [buffers.memory[turn, :, :rows] for turn in range(2)]
+
+    def copy(index: int) -> None:
+        came[index % 2].copy_(x.expand_as(came[0]))
+
+    def sent(index: int) -> None:
+        copy(index)
+        all_reduce_add_rms_norm(buffers, index % 2, part, residual, weight, EPS, is_sent=True)
+
     return {
         "fused": lambda index: all_reduce_add_rms_norm(
             buffers, index % 2, part, residual, weight, EPS
@@ -93,6 +104,8 @@ def calls_of(buffers: SymmetricBuffers, rows: int, symmetric: Tensor) -> dict[st
         "one_shot": one_shot,
         "two_shot": two_shot,
         "norm": lambda index: add_rms_norm(x, residual, weight, EPS),
+        "copy": copy,
+        "sent": sent,  # the last: it leaves memory in which nothing has come
     }
 
 

@@ -52,7 +52,12 @@ def bench_model(path: str, steps: int, prompt_len: int) -> None:
 def bench_shape(arguments: argparse.Namespace) -> None:
     """Steps of rows that decode at each context, and of 32 such rows with a prompt."""
     from benchmarks.shapes import write_model
-    from benchmarks.step.step_parts import bench_captures, bench_engine, bench_steps
+    from benchmarks.step.step_parts import (
+        bench_captures,
+        bench_engine,
+        bench_launches,
+        bench_steps,
+    )
     from runtime.precompile.pool import Compilers
     from runtime.startup.loading import load
 
@@ -74,6 +79,7 @@ def bench_shape(arguments: argparse.Namespace) -> None:
         f"{name} {seconds:.2f} s" for name, seconds in ready.phases
     ))  # fmt: skip
     print(", ".join(f"{name} {count / 2**30:.2f} GiB" for name, count in ready.memory))
+    bench_launches(loaded, arguments.large)
     steps = [[(1, context)] * rows for rows in arguments.rows for context in arguments.contexts]
     bench_captures(loaded)
     few = min(31, max(arguments.rows) - 1)
@@ -100,6 +106,9 @@ def main() -> None:
     )
     parser.add_argument(
         "--prompt-context", type=int, default=0, help="KV length of a chunk's row, in mixed steps"
+    )
+    parser.add_argument(
+        "--large", default=[], help="tokens of prompts that run without a graph", **numbers
     )
     parser.add_argument("--layers", type=int, default=0, help="with --shape, fewer than it has")
     parser.add_argument("--gpu-memory", type=float, default=0.9, help="with --shape, its share")

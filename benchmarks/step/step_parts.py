@@ -24,6 +24,7 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.moe.experts import Experts
 from model_zoo.model import Model
 from runtime.cuda_graph.executor import GraphExecutor
+from runtime.cuda_graph.launch import StepLaunch
 from runtime.engine.loop import Engine
 from runtime.messages import EngineRequest, SamplingParams
 from runtime.scheduler.batch import Batch, NewRow, make_batch
@@ -221,6 +222,37 @@ def bench_steps(
                 print(
                     f"        {sum(times):>9.1f} us {len(times):>4} x {middle:>7.2f}  {name[:80]}"
                 )
+
+
+def bench_launches(loaded: Loaded, sizes: list[int], times: int = 5) -> None:
+    """Steps of one prompt each, without a graph: how long the host launches, and the whole step.
+
+    Medians, after two that load what is loaded once.
+    """
+    runner = loaded.executor
+    assert isinstance(runner, GraphExecutor), "a GPU is needed"
+    for tokens in sizes:
+        batch = batch_of(
+            [(tokens, tokens)], runner._step.kv, loaded.ready.vocab_size, random.Random(0)
+        )
+        if batch is None:
+            print(f"{tokens:>6} tokens: too few pages or states")
+            continue
+        launch = StepLaunch(batch, runner._buckets.fit(tokens, 1), False, False)
+        launched: list[float] = []
+        ended: list[float] = []
+        for _ in range(2 + times):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            runner.run(launch)
+            launched.append(time.perf_counter() - began)
+            runner.sample(batch).wait()
+            ended.append(time.perf_counter() - began)
+        host, step = (1e3 * statistics.median(each[2:]) for each in (launched, ended))
+        print(
+            f"{tokens:>6} tokens without a graph: launched in {host:.1f} ms, {step:.1f} ms a step",
+            flush=True,
+        )
 
 
 def bench_captures(loaded: Loaded, count: int = 8) -> None:
