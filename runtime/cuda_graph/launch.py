@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -25,6 +26,7 @@ from runtime.stats import GraphCounts
 # SMALL tokens, with a graph.  Up to SMALL tokens the device's time is that of reading the weights.
 MAX_PADDING = 2
 SMALL = 64
+FITS = 4096  # sizes of steps whose buckets are known
 # Free memory, besides a graph's own, below which nothing more is captured.  Steps without a graph
 # need none of it: startup/memory_profile.py has run the largest, whose memory PyTorch keeps.
 RESERVE_BYTES = 64 << 20
@@ -69,6 +71,7 @@ class LaunchPlanner:
         self.counts = GraphCounts()
         self._buckets, self._captured, self._free_bytes = buckets, captured, free_bytes
         self._uncaptured = set(uncaptured)
+        self._best = lru_cache(FITS)(buckets.fit)
         # What `_with_graph` found for a bucket, and how many graphs there were then.
         self._larger_cache: dict[Bucket, tuple[int, Bucket]] = {}
         self._missed: Counter[Bucket] = Counter()  # steps that had no graph of their own size
@@ -76,6 +79,7 @@ class LaunchPlanner:
     def extend(self, tokens: int) -> bool:
         """Let mixed steps of up to so many tokens have graphs, too.  False: they may already."""
         new = self._buckets.extend(tokens)
+        self._best.cache_clear()
         self._uncaptured.update(new)
         return bool(new)
 
@@ -84,7 +88,7 @@ class LaunchPlanner:
     ) -> StepLaunch:
         """The launch of a batch; has_images: tokens of it are of images."""
         longest = int(batch.q_lens.max()) if self._buckets.row_tokens > 1 else 1
-        best = self._buckets.fit(len(batch.tokens), len(batch.slots), longest, images=has_images)
+        best = self._best(len(batch.tokens), len(batch.slots), longest, images=has_images)
         bucket = self._with_graph(best)
         graph = bucket in self._captured and not all_hidden_states
         if not graph:
@@ -97,7 +101,7 @@ class LaunchPlanner:
 
     def fit(self, tokens: int, rows: int, longest: int = 1) -> Bucket:
         """The bucket that a step of this many tokens and rows is padded to; as Buckets.fit."""
-        return self._with_graph(self._buckets.fit(tokens, rows, longest))
+        return self._with_graph(self._best(tokens, rows, longest))
 
     def _with_graph(self, best: Bucket) -> Bucket:
         """The bucket with which a step that fits `best` is predicted to be shortest.

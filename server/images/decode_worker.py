@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 MAX_MEMORY = 2 << 30  # bytes of address space
-CPU_SECONDS = 5.0  # of a core, for one image; the largest that is taken needs about two
+CPU_SECONDS = 10.0  # of a core, for one image; the largest that is taken needs two to four
 MAX_SOURCE_PIXELS = 64 << 20  # before it is resized
 MEDIA_TYPES = {  # format -> its media types, the usual one first
     "PNG": ("image/png", "image/apng", "image/x-png"),
