@@ -22,20 +22,24 @@ printf '%s' "Installing $(strip $1) ... "; began=$$(date +%s); \
 	echo "$$(( $$(date +%s) - began )) s"
 endef
 
-.PHONY: serve test test-slow test-all test-clients test-pages test-deploy test-versions \
+.PHONY: serve test test-slow test-compiled test-all test-clients test-pages test-deploy test-versions \
 	test-oldest test-newest soak lint format image lock manifests clean
 
 serve: .venv/serve.stamp
 	$(BIN)/wavefill serve $(MODEL) $(ARGS)
 
 test: lint
-	$(PYTEST) -m "not slow and not deploy"
+	$(PYTEST) -m "not slow and not deploy and not compiled"
 
 # The slow cases, and the tests of random examples with all of them.
 test-slow: .venv/test.stamp
 	$(PYTEST) -m "(slow or examples) and not deploy" --hypothesis-profile=full
 
-test-all: test test-slow
+# What Triton makes of the kernels, for GPUs that are not there.
+test-compiled: .venv/test.stamp
+	$(PYTEST) -m compiled
+
+test-all: test test-slow test-compiled
 
 # Other people's clients and frameworks, which take a while to install.
 test-clients: .venv/clients.stamp

@@ -23,8 +23,8 @@ from tests.support.paths import ROOT
 FP8 = torch.float8_e4m3fn
 NAMES = ("d128 bf16", "d64 bf16", "d128 fp8")
 
-# A minute or more where Triton has not yet compiled the kernels and kept them in its cache.
-pytestmark = pytest.mark.slow
+# Minutes where Triton has not yet compiled the kernels and kept them.
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def shipped() -> dict[str, dict[str, Any]]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {

@@ -13,7 +13,8 @@ import pytest
 from tests.support.delta_net.shipped_delta_net import DELTA_NET, HOPPER_DELTA_NET
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and kept them
+# Minutes where Triton has not yet compiled the kernels and kept them.
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 
 DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
@@ -36,7 +37,7 @@ def shipped() -> Shipped:
     environment.pop("TRITON_INTERPRET", None)
     names = [*DELTA_NET, *HOPPER_DELTA_NET]
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout)
     return {name: {kernel["name"]: kernel for kernel in found[name]} for name in names}

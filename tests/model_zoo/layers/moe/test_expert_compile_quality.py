@@ -13,7 +13,8 @@ import pytest
 from tests.support.kernels.shipped_experts import EXPERTS, FORMATS
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow  # minutes where Triton has not yet compiled and kept them
+# Minutes where Triton has not yet compiled the kernels and kept them.
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 
 # The default tiles of every format for few tokens and for many, and all that is no tile's.
 OTHERS = "router", "fused router", "some experts", "experts invariant"
@@ -34,7 +35,7 @@ def shipped(request: pytest.FixtureRequest) -> dict[str, list[dict[str, Any]]]:
     environment.pop("TRITON_INTERPRET", None)
     options = ["--ampere"] if request.param == "--ampere" else []
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *options, *NAMES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=290)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

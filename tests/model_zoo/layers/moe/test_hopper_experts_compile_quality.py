@@ -14,7 +14,8 @@ from tests.support.kernels.compile_for_hopper import SHARED_LIMIT
 from tests.support.kernels.shipped_experts import HOPPER_EXPERTS
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow  # minutes where Triton has not yet compiled and kept them
+# Minutes where Triton has not yet compiled the kernels and kept them.
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 SPILLED = 16  # bytes: in the epilogue, of a tile
 SPILLED_IN_LOOP = {1: 0, 2: 0, 3: 8}  # loads and stores, by programs on a multiprocessor
 
@@ -25,7 +26,7 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *HOPPER_EXPERTS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 

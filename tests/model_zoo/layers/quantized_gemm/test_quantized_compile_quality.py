@@ -16,7 +16,8 @@ import pytest
 from tests.support.kernels.shipped_quantized import FORMATS, QUANTIZED
 from tests.support.paths import ROOT
 
-pytestmark = pytest.mark.slow  # a minute where Triton has not yet compiled and kept them
+# Minutes where Triton has not yet compiled the kernels and kept them.
+pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 # Bytes: with scales of 32 columns 64 rows need three sums of 32 registers.  A unit, 3400
 # instructions, has at most 43 of these loads.
 SPILLED = {"skinny int4 g32 zeros at 64": 128}
@@ -30,7 +31,7 @@ def shipped() -> dict[str, list[dict[str, Any]]]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.support.kernels.compile_for_hopper", *QUANTIZED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(done.stdout)
 
@@ -55,7 +56,7 @@ def test_a_norm_that_quantizes_adds_up_squares_in_the_order_of_one_that_does_not
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     environment.pop("TRITON_INTERPRET", None)
     command = [sys.executable, "-m", "tests.support.kernels.norm_sums"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1000)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[tuple[int, int], dict[str, list[object]]] = {}
     for columns, name, layouts, arithmetic in json.loads(done.stdout):
