@@ -10,6 +10,9 @@ PYTEST := $(BIN)/pytest -n $(WORKERS) --dist loadfile
 # Tests start hundreds of processes, each of which would compile every module of ours again.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What `make test-slow` runs; without `examples` the property tests keep to those of `make test`.
+SLOW ?= slow or examples
+
 # The target of the Dockerfile that `make image` builds: cuda or cpu.
 TARGET ?= cuda
 
@@ -33,7 +36,7 @@ test: lint
 
 # The slow cases, and the tests of random examples with all of them.
 test-slow: .venv/test.stamp
-	$(PYTEST) -m "(slow or examples) and not deploy" --hypothesis-profile=full
+	$(PYTEST) -m "($(SLOW)) and not deploy" --hypothesis-profile=full
 
 # What Triton makes of the kernels, for GPUs that are not there.
 test-compiled: .venv/test.stamp
