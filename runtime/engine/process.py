@@ -23,6 +23,7 @@ from model_zoo.layers.error_text import first_line
 from runtime.config import ConfigError, EngineConfig
 from runtime.engine.auto_ranks import with_chosen_ranks
 from runtime.engine.followers import GC_THRESHOLD, OUT_OF_MEMORY, Followers, StallWatch
+from runtime.engine.progress_report import ProgressReport
 from runtime.ipc import parent_watch
 from runtime.ipc.channel import Receiver, Sender
 from runtime.logs import LogOptions, print_error, set_up_logging
@@ -52,8 +53,6 @@ if TYPE_CHECKING:  # they import NumPy, which takes a while
 
 IDLE_SECONDS = 1.0  # between two heartbeats
 STATS_SECONDS = 0.05  # between two messages that carry statistics alone
-PROGRESS_SECONDS = 0.1
-WATCHED_FROM = "memory"  # the first phase of a GPU's start in which all ranks have their weights
 REPORT_SECONDS = 0.25  # in which an API process reports the last phase: errors end a start
 ID_IN_USE = "a request with this id is running already"
 
@@ -141,35 +140,6 @@ class OutputPublisher:
             sender.close()
 
 
-class ProgressReport:
-    """Sends the loading progress to the clients, at most every PROGRESS_SECONDS a phase.
-
-    With other ranks the start is watched, from when all of them have loaded their weights.
-    """
-
-    def __init__(self, publisher: OutputPublisher, followers: Followers | None) -> None:
-        self._publisher, self._followers = publisher, followers
-        self._phase = ""
-        self._last_sent = 0.0
-        self._watch: StallWatch | None = None
-
-    def __call__(self, phase: str, done: int, total: int) -> None:
-        if self._watch is not None:
-            self._watch.alive()
-        elif phase == WATCHED_FROM and self._followers is not None:
-            self._watch = StallWatch(self._followers.fail)
-        now = time.monotonic()
-        if phase != self._phase or now - self._last_sent >= PROGRESS_SECONDS:
-            self._phase, self._last_sent = phase, now
-            self._publisher.broadcast(Progress(phase, done, total))
-
-    def started(self) -> StallWatch | None:
-        """The start is over -> what watches the steps with other ranks from now on."""
-        if self._watch is not None:
-            self._watch.watch_steps()
-        return self._watch
-
-
 def serve(args: EngineProcessArgs) -> NoReturn:
     """Load, say Ready, and run until SIGTERM."""
     timeline = Timeline(args.began)
@@ -190,7 +160,7 @@ def serve(args: EngineProcessArgs) -> NoReturn:
             followers = Followers(config, _store(args), args.logs, args.host_free)
             stack.callback(followers.stop)
         with _errors_between_ranks(followers):
-            progress = ProgressReport(publisher, followers)
+            progress = ProgressReport(publisher.broadcast, followers)
             loaded = _load(args, config, progress, timeline)
             engine = _engine_of(args, config, loaded)
             gc.collect()

@@ -1,4 +1,4 @@
-"""Where whole steps run, and the model that they run."""
+"""Where whole steps run, and the model that they run; executors whose graphs are names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.engine.fake_graphs import FakeExecutor
 from tests.support.models.tiny_checkpoints import write_checkpoint
 
 
@@ -20,3 +21,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("qwen3")
     write_checkpoint("qwen3", directory)
     return directory
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    return FakeExecutor(monkeypatch)
+
+
+@pytest.fixture
+def seeing(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    """Of a model that reads images."""
+    return FakeExecutor(monkeypatch, reads_images=True)

@@ -4,96 +4,22 @@ from __future__ import annotations
 
 import random
 from contextlib import nullcontext
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
-from attention.kv_pool import KVPool
-from attention.reference import ReferenceBackend
-from runtime.cuda_graph import graphs as module
 from runtime.cuda_graph import pool as pool_module
 from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.encoder_graphs import EncoderGraphs
-from runtime.cuda_graph.executor import GraphExecutor
-from runtime.cuda_graph.graphs import CapturedGraph, Graphs
+from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.launch import (
     RESERVE_BYTES,
     SMALL,
     LaunchPlanner,
-    StepLaunch,
 )
-from runtime.cuda_graph.pool import GraphPool
 from runtime.cuda_graph.step import StepTensors
-from runtime.scheduler.batch import make_batch
 from runtime.stats import GraphCounts
-from tests.support.engine.bench import resolved
-
-NOTHING = StepTensors(torch.zeros(0), torch.zeros(0))
-CPU = torch.device("cpu")
-
-
-class ReplayedGraph:
-    def replay(self) -> None:
-        pass
-
-
-class FakeExecutor:
-    """A GraphExecutor of 256 rows with no graph yet, whose captures only note their bucket."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, reads_images: bool = False) -> None:
-        images: Any = MagicMock() if reads_images else None
-        config = resolved(max_num_seqs=256, max_batched_tokens=8192)
-        kv = KVPool.allocate(
-            layers=1, pages=1, kv_heads=1, page_size=4, head_dim=2, dtype=torch.float32, device=CPU
-        )
-        self.executor = GraphExecutor(
-            MagicMock(),
-            resolved=config,
-            vocab_size=7,
-            kv=kv,
-            backend=ReferenceBackend(),
-            device=CPU,
-            images=images,
-        )
-        self.free = RESERVE_BYTES
-        planner = self.executor.planner = LaunchPlanner(
-            self.executor._buckets,
-            self.executor.graphs.captured,
-            free_bytes=lambda: self.free,
-            uncaptured=self.executor._buckets.graphs(),
-        )
-        self.executor.graph_counts = planner.counts
-        self.planner = planner
-        self.captured = self.executor.graphs.captured
-        monkeypatch.setattr(self.executor.graphs, "capture", self.capture)
-        monkeypatch.setattr(module, "free_bytes", lambda device: self.free)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-
-    def capture(self, bucket: Bucket) -> None:
-        self.captured[bucket] = CapturedGraph(ReplayedGraph(), NOTHING)  # type: ignore[arg-type]
-
-    def fit(self, tokens: int, rows: int) -> Bucket:
-        return self.planner.fit(tokens, rows)
-
-    def step(
-        self, tokens: int, rows: int, *, all_hidden_states: bool = False, has_images: bool = False
-    ) -> StepLaunch:
-        batch = make_batch(slots=[0] * rows, tokens=[0] * tokens)
-        return self.planner.plan(batch, all_hidden_states=all_hidden_states, has_images=has_images)
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
-    return FakeExecutor(monkeypatch)
-
-
-@pytest.fixture
-def seeing(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
-    """Of a model that reads images."""
-    return FakeExecutor(monkeypatch, reads_images=True)
+from tests.support.engine.fake_graphs import CPU, FakeExecutor
 
 
 def test_a_step_without_a_graph_takes_the_next_larger_one(graphs: FakeExecutor) -> None:
@@ -201,46 +127,6 @@ def test_a_graph_that_cannot_be_captured_ends_capturing_and_nothing_else(
     assert graphs.fit(17, 17) == Bucket(32, 32, True)
 
 
-def let_no_capture_succeed(fake: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(bucket: Bucket) -> None:
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    monkeypatch.setattr(fake.executor.graphs, "capture", fail)
-
-
-def test_a_server_starts_without_graphs_where_nothing_can_be_captured(
-    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    let_no_capture_succeed(graphs, monkeypatch)
-    graphs.executor.graphs.launch_bound_tokens = 8192  # by the largest, before another one failed
-    assert graphs.executor.measure_graphs() == 0 == graphs.executor.launch_bound_tokens
-    assert "not permitted" in caplog.text
-    graphs.executor.capture_startup_set()
-    assert not graphs.executor.prepare() and not graphs.captured
-
-
-def test_a_rank_that_cannot_capture_ends_instead_of_leaving_the_others_to_their_sums(
-    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_no_capture_succeed(graphs, monkeypatch)
-    graphs.executor.must_capture = True
-    with pytest.raises(RuntimeError, match="not permitted"):
-        graphs.executor.measure_graphs()
-    with pytest.raises(RuntimeError, match="not permitted"):
-        graphs.executor.capture_startup_set()
-
-
-def test_lack_of_memory_for_the_first_graphs_is_told_to_who_plans_it(
-    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(bucket: Bucket) -> None:
-        raise torch.OutOfMemoryError("no memory left")
-
-    monkeypatch.setattr(graphs.executor.graphs, "capture", fail)
-    with pytest.raises(torch.OutOfMemoryError):
-        graphs.executor.measure_graphs()
-
-
 def test_what_cannot_be_captured_says_itself_what_is_wrong(
     graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,40 +150,6 @@ def test_what_cannot_be_captured_says_itself_what_is_wrong(
     broken.pool._stream, broken.pool._pool = MagicMock(), None  # type: ignore[assignment]
     with pytest.raises(RuntimeError, match="pageable memory"):
         broken.capture(Bucket(8, 8, True))
-
-
-class CountedEncoder(EncoderGraphs):
-    """Its graphs take 70 bytes."""
-
-    def __init__(self) -> None:
-        self.captures = 0
-
-    def measure(self, pool: GraphPool) -> int:
-        return 70
-
-    def capture(self, pool: GraphPool) -> None:
-        self.captures += 1
-
-
-def test_the_encoders_graphs_are_counted_and_captured_at_the_start(
-    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    without = seeing.executor.measure_graphs()
-    encoder = seeing.executor._encoder_graphs = CountedEncoder()
-    assert seeing.executor.measure_graphs() == without + 70
-    seeing.executor.capture_startup_set()
-    assert encoder.captures == 1
-
-
-def test_where_no_step_can_be_captured_the_encoder_is_not_tried(
-    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_no_capture_succeed(seeing, monkeypatch)
-    encoder = seeing.executor._encoder_graphs = CountedEncoder()
-    assert seeing.executor.measure_graphs() == 0
-    seeing.executor.capture_startup_set()
-    assert encoder.captures == 0
 
 
 def test_steps_too_large_for_a_graph_do_not_take_the_turn_of_those_that_miss_one(
@@ -368,66 +220,3 @@ def test_images_that_a_load_has_missed_most_come_first(seeing: FakeExecutor) -> 
     seeing.executor.prepare()
     assert seeing.step(290, 2, has_images=True).bucket == Bucket(320, 256, False, images=True)
     assert seeing.step(290, 2, has_images=True).graph
-
-
-@pytest.mark.parametrize(
-    ("launch_ms", "compute_ms", "largest"), [(31, 10, 6144), (45, 38, 0), (30, 90, 0)]
-)
-def test_steps_that_the_host_launches_more_slowly_than_the_device_computes_get_graphs(
-    graphs: FakeExecutor,
-    monkeypatch: pytest.MonkeyPatch,
-    launch_ms: int,
-    compute_ms: int,
-    largest: int,
-) -> None:
-    now, executor = [0.0], graphs.executor
-    launched: list[Bucket] = []
-    replayed: list[Bucket] = []
-
-    class SlowGraph:
-        def __init__(self) -> None:
-            self.bucket = launched[-1]
-
-        def replay(self) -> None:
-            first = self.bucket not in replayed
-            replayed.append(self.bucket)
-            now[0] += compute_ms / 1000 + (0.005 if first else 0.0)
-
-    def record(run: Any) -> tuple[SlowGraph, StepTensors]:
-        outputs = run()
-        return SlowGraph(), outputs
-
-    def launch(bucket: Bucket) -> StepTensors:
-        launched.append(bucket)
-        now[0] += launch_ms / 1000
-        return NOTHING
-
-    monkeypatch.setattr(executor, "graphs", Graphs(launch, lambda bucket: None, CPU))
-    monkeypatch.setattr(executor.graphs.pool, "record", record)
-    monkeypatch.setattr(module, "alias", lambda output: output)
-    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    executor.measure_graphs()
-    found = executor.launch_bound_tokens
-    assert found == pytest.approx(2048 * launch_ms / compute_ms, abs=1)
-    largest_bucket = executor._buckets.graphs()[0]
-    assert replayed.count(largest_bucket) == 2, "whatever the times: all ranks replay together"
-    assert executor.extend_graphs(found) == (largest > 0) and not executor.extend_graphs(found)
-    most = max(bucket.tokens for bucket in graphs.planner._uncaptured)
-    assert most == max(largest, 2048) and most <= max(found, 2048)
-
-
-def test_the_pool_that_images_need_beside_the_largest_graph_is_counted_once(
-    seeing: FakeExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def capture(bucket: Bucket) -> None:
-        seeing.capture(bucket)
-        largest = bucket.tokens == 2048 and bucket.rows == 256
-        seeing.free -= {False: 1000, True: 50}[bucket.images] if largest else 3
-
-    monkeypatch.setattr(seeing.executor.graphs, "capture", capture)
-    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
-    seeing.free = 1 << 20
-    others = len(seeing.executor._buckets.graphs()) - 2
-    assert seeing.executor.measure_graphs() == 1000 + 50 + 3 * others
-    assert seeing.planner.bytes_per_graph == 3

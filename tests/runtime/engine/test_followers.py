@@ -11,7 +11,7 @@ import torch
 
 from model_zoo.layers.error_text import first_line
 from runtime.config import ConfigError
-from runtime.engine import process, rank_process
+from runtime.engine import rank_process
 from runtime.engine.followers import (
     CONFIGURATION_ERROR,
     OUT_OF_MEMORY,
@@ -19,6 +19,7 @@ from runtime.engine.followers import (
     START_STALL_SECONDS,
     StallWatch,
 )
+from runtime.engine.progress_report import ProgressReport
 from runtime.logs import LogOptions
 
 
@@ -52,8 +53,7 @@ def test_after_the_start_a_step_that_does_not_end_is_what_ends_the_process():
 def test_a_start_is_watched_once_all_ranks_have_loaded_their_weights(
     followers: Any, monkeypatch: pytest.MonkeyPatch
 ):
-    publisher: Any = SimpleNamespace(broadcast=lambda message: None)
-    report = process.ProgressReport(publisher, followers)
+    report = ProgressReport(lambda message: None, followers)
     for phase in ("device", "model", "kernels", "weights", "gemms"):
         report(phase, 0, 1)
         assert report._watch is None
