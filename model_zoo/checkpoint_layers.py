@@ -224,18 +224,23 @@ def _check_shape(source: CheckpointTensor, shape: tuple[int, ...]) -> None:
 
 
 def scheme_for(stored: StoredFormat, inputs: int, present: Present) -> WeightScheme:
-    """How a weight with K = inputs is packed."""
+    """How a weight with K = inputs is packed.
+
+    Where no tensor says the type of scales, it is the one in which files of the format usually have
+    them: float16 for AWQ and GPTQ, else bfloat16.
+    """
     kind: CodeKind = KINDS.get(stored.name) or ("int4" if stored.bits == 4 else "int8")
     assert BITS[kind] == stored.bits
     row_group, column_group = stored.block or (1, stored.group or inputs)
     integer = kind in ("int4", "int8")
     scale = next((present[name][0] for name in ("scales", "weight_scale") if name in present), None)
+    usual = torch.float16 if stored.name in ("awq", "gptq") else torch.bfloat16
     dtypes = {"fp8": torch.float32, "fp4": torch.uint8}
     return WeightScheme(
         kind=kind,
         row_group=row_group,
         column_group=column_group,
-        scale_dtype=dtypes.get(kind) or scale or torch.float16,
+        scale_dtype=dtypes.get(kind) or scale or usual,
         zeros=integer and not stored.symmetric,
         row_scales=stored.name in SECOND_SCALE,
         permuted=stored.act_order,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from model_zoo.layers.gemm.implementations import MANY_BUCKETS, MAX_ROWS
+from model_zoo.layers.gemm.implementations import MAX_ROWS
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.model import Model
 
 DEQUANTIZED = "dequantize then cuBLAS"  # DequantizeThenCublas.name; its module needs Triton
-MANY = [1 + most for most in (MAX_ROWS, *MANY_BUCKETS)]  # one of each GEMM for more rows
 UNPACKED = (
     "take the memory and the time of unquantized ones: no kernel multiplies them as they are "
     "stored, or fused layers differ (`wavefill formats` says which)"
@@ -45,10 +44,11 @@ def slow_layers(model: Model) -> list[str]:
         layers = f"{len(linears)} layers of {name}"
         if linears[0].is_dequantized:
             found.append(f"{layers} {UNPACKED}")
-        elif slow := [rows for rows in MANY if DEQUANTIZED in _kernels(linears, [rows])]:
+        elif slow := [rows for rows in _many(linears) if DEQUANTIZED in _kernels(linears, [rows])]:
+            steps = "each step" if slow == _many(linears)[-len(slow) :] else "some steps"
             found.append(
-                f"{layers} are dequantized for each step of more than {slow[0] - 1} tokens, which "
-                "then takes longer than with unquantized weights"
+                f"{layers} are dequantized for {steps} of more than {slow[0] - 1} tokens, which "
+                f"then take{'s' * (steps == 'each step')} longer than with unquantized weights"
             )
     return found
 
@@ -88,7 +88,7 @@ def _stack_line(name: str, stacks: list[ExpertStack]) -> str:
 def _line(name: str, linears: list[Linear]) -> str:
     plural = "s" if len(linears) > 1 else ""
     few = ", ".join(_kernels(linears, range(1, MAX_ROWS + 1)))
-    many = ", ".join(_kernels(linears, MANY))
+    many = ", ".join(_kernels(linears, _many(linears)))
     size = f"{_bytes(linears) / 1e9:.2f} GB"
     kernels = f"{few}; above {MAX_ROWS} rows {many}{_quantized_by(linears)}"
     return f"{name}: {len(linears)} layer{plural}, {size}: {kernels}"
@@ -96,13 +96,18 @@ def _line(name: str, linears: list[Linear]) -> str:
 
 def _quantized_by(linears: list[Linear]) -> str:
     """`; activations quantized by norm, silu_mul`: the kernels before some of the layers."""
-    numbers = (*range(1, MAX_ROWS + 1), *MANY)
+    numbers = (*range(1, MAX_ROWS + 1), *_many(linears))
     found = {
         linear.after
         for linear in linears
         if linear.after is not None and any(map(linear.input_scales, numbers))
     }
     return f"; activations quantized by {', '.join(sorted(found))}" if found else ""
+
+
+def _many(linears: Sequence[Linear]) -> list[int]:
+    """One number of rows, ascending, of each GEMM that a layer has for more than MAX_ROWS."""
+    return sorted({rows for linear in linears for rows in linear.sizes_above(MAX_ROWS)})
 
 
 def _bytes(linears: Iterable[Linear]) -> int:

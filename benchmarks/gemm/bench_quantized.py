@@ -1,4 +1,4 @@
-"""GEMMs of quantized weights and up to 512 rows on a GPU: Hopper's kernel beside the others.
+"""GEMMs of quantized weights on a GPU: Hopper's kernels beside the others.
 
     python -m benchmarks.gemm.bench_quantized --kinds "int4 g128" nvfp4 --rows 1 8 64 256
 
@@ -6,6 +6,7 @@ For each kind of weight, GEMM of a layer and number of rows: microseconds, and t
 memory's bandwidth at which the weight was read, of:
 
   dequantize in registers (Hopper)  SkinnyQuantizedGemm; above 64 rows, 64 at a time
+  dequantize in registers, many rows (Hopper)  of 4 bits above 64 rows: PackedManyRowsGemm
   dequantize in registers           plain Triton
   dequantize then cuBLAS            above 64 rows: the weight as bf16 into memory, then cuBLAS
   fp8 tensor cores                  of fp8: torch._scaled_mm, and the pass that quantizes x
@@ -39,6 +40,7 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.candidates import (
     HOPPER,
     fp8_many_rows,
+    packed_many_rows,
     scaled_mm,
     unscaled_mm,
 )
@@ -52,6 +54,7 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     reserve_scratch,
 )
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind, int8_gemms
+from model_zoo.layers.quantized_gemm.packed_many_rows import PackedManyRowsGemm
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -79,6 +82,7 @@ TIMED = ("int4 g128", "fp8 row", "fp8 block", "nvfp4", "mxfp4")
 
 IMPLEMENTATIONS = (
     SkinnyQuantizedGemm,
+    PackedManyRowsGemm,
     DequantizeInRegisters,
     DequantizeThenCublas,
     ScaledMM,
@@ -144,12 +148,15 @@ def gemms_of(
     """Each that is timed, but for cuBLAS."""
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     scheme = scheme_of(name, shape[1])
-    for gemm in skinny_candidates(programs, rows, *shape, BITS[scheme.kind]):
-        if gemm.serves(rows, *shape, scheme):
-            yield gemm
-    yield from dequant_gemms(device, programs, rows, *shape)
+    many = packed_many_rows(device, BF16, rows, *shape, scheme) if rows > MAX_ROWS else []
+    yield from many
     if rows > MAX_ROWS:
         yield DequantizeThenCublas()
+    if not many:
+        for gemm in skinny_candidates(programs, rows, *shape, BITS[scheme.kind]):
+            if gemm.serves(rows, *shape, scheme):
+                yield gemm
+        yield from dequant_gemms(device, programs, rows, *shape)
     product = scaled_mm(device, BF16, *shape, scheme)
     if product is not None:
         yield product
@@ -158,9 +165,9 @@ def gemms_of(
             yield unscaled
         if rows <= MAX_ROWS and torch.cuda.get_device_capability(device) == HOPPER:
             yield from skinny_fp8_candidates(product.kind, programs, rows, *shape)
-        many = fp8_many_rows(device, BF16, *shape, scheme)
-        if rows > MAX_ROWS and many is not None:
-            yield many
+        of_codes = fp8_many_rows(device, BF16, *shape, scheme)
+        if rows > MAX_ROWS and of_codes is not None:
+            yield of_codes
     kind = activation_kind(scheme)
     if kind is not None:
         yield from int8_gemms(device, kind, rows, *shape)
@@ -174,10 +181,13 @@ def label(gemm: GemmImpl) -> str:
     if isinstance(gemm, SkinnyQuantizedGemm):
         split = "split" if gemm.split_units == 1 else "whole"
         by = "mma.sync" if gemm.sync else "wgmma"
+        by += ", columns apart" if gemm.apart else ""
         return (
             f"{gemm.block_n}x{gemm.block_k} {by} ring {gemm.stages}+{gemm.x_stages} {split} "
             f"{gemm.programs} programs"
         )
+    if isinstance(gemm, PackedManyRowsGemm):
+        return f"{gemm.width} rows a tile in {gemm.parts} parts"
     if isinstance(gemm, DequantizeInRegisters):
         return f"{gemm.block_m}x{gemm.block_n}x{gemm.block_k} parts {gemm.parts}"
     if isinstance(gemm, Int8Gemm):
@@ -278,7 +288,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--model", choices=MODELS, default="qwen3-8b", help="whose shapes")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=TIMED, help="of weights")
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="at most 512")
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS, help="of x")
     parser.add_argument("--replays", type=int, default=10, help="of each graph")
     arguments = parser.parse_args()
     torch.manual_seed(0)

@@ -261,6 +261,10 @@ class Linear(nn.Module):
         """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
         return self._gemms.of(rows)
 
+    def sizes_above(self, rows: int) -> list[int]:
+        """As GemmsByRows.sizes_above."""
+        return self._gemms.sizes_above(rows)
+
     def input_scales(self, rows: int) -> ScaleKind | None:
         """The scales of the QuantizedRows that it takes for x [rows, in]; None: only a Tensor."""
         gemm = self.gemm_of(rows)

@@ -35,6 +35,7 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     UnscaledMM,
 )
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
+from model_zoo.layers.quantized_gemm.packed_many_rows import PackedManyRowsGemm
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 
 Choice = GemmImpl | ExpertTiles | HopperTiles
@@ -43,7 +44,7 @@ KINDS: dict[str, type[Choice]] = {
     for kind in (
         *(CublasGemm, SplitK, SkinnyGemm, UnfusedSwiglu, SwigluGemm),
         *(DequantizeInRegisters, DequantizeInRegistersUnsplit, DequantizeThenCublas),
-        *(ScaledMM, UnscaledMM, Fp8ManyRowsGemm),
+        *(ScaledMM, UnscaledMM, Fp8ManyRowsGemm, PackedManyRowsGemm),
         *(SkinnyQuantizedGemm, SkinnyFp8Gemm, Int8Gemm),
         *(ExpertTiles, HopperTiles),
     )

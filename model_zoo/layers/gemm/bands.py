@@ -35,7 +35,7 @@ def tile_grid(
     height = GROUPS.value * ROWS.value
     m_tiles, n_tiles = -(-rows // height), -(-columns // width)
     cached = max(1, CACHED // (itemsize * height * inputs))
-    programs, band = bands(m_tiles, n_tiles, cached, _processors(device))
+    programs, band = bands(m_tiles, n_tiles, cached, processors(device))
     depth = 2 * DEPTH.value // itemsize
     return TileGrid(programs, m_tiles, n_tiles, -(-inputs // depth), band)
 
@@ -62,7 +62,7 @@ def bands(m_tiles: int, n_tiles: int, cached: int, processors: int) -> tuple[int
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def processors(device: torch.device) -> int:
     if device.type != "cuda":
         return 132  # compiled for no device: tests/support/kernels/compile_for_hopper.py
     return torch.cuda.get_device_properties(device).multi_processor_count

@@ -27,6 +27,11 @@ from model_zoo.layers.quantized_gemm.int8.gemm import (
     activation_kind,
     int8_gemms,
 )
+from model_zoo.layers.quantized_gemm.packed_many_rows import (
+    PackedManyRowsGemm,
+    many_rows_gemms,
+    usual_gemm,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -40,6 +45,8 @@ HOPPER = (9, 0)
 UNSCALED_BUCKETS = (128, 256, 384)
 # Numbers of rows for which Fp8ManyRowsGemm is tried; more use ScaledMM.
 FP8_BUCKETS = (*UNSCALED_BUCKETS, 512, 768, 1024, 1536, 2048, 4096, 8192)
+# Numbers of rows for which a PackedManyRowsGemm is chosen; more have whole tiles of 256 rows.
+PACKED_BUCKETS = (128, 256, 384, 512, 768, 1024, 2048, 4096)
 log = logging.getLogger(__name__)
 
 
@@ -73,6 +80,9 @@ def quantized_candidates(
         found += [UnscaledMM()] if leaves_scales and rows <= UNSCALED_BUCKETS[-1] else []
         return found + ([] if many is None else [many])
     if rows > MAX_ROWS:
+        packed = packed_many_rows(device, dtype, rows, outputs, inputs, scheme)
+        if packed:
+            return [DequantizeThenCublas(), *packed]
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
     else:
         found += dequant_gemms(device, programs, rows, outputs, inputs)
@@ -106,14 +116,16 @@ def tuned_above(
     bias: bool = True,
     leaves_scales: bool = False,
 ) -> tuple[int, ...]:
-    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of int8; of
-    fp8 on Hopper; and where scales may be left to what reads the product."""
+    """Numbers of rows above BUCKETS to tune: where W is dequantized first, on Hopper; of 4 bits
+    there; of int8; of fp8 on Hopper; and where scales may be left to what reads the product."""
     if activation_kind(scheme) is not None:
         return (*MANY_BUCKETS, 2 * MANY_BUCKETS[-1])
     if not bias and fp8_many_rows(device, dtype, outputs, inputs, scheme) is not None:
         return FP8_BUCKETS
     if leaves_scales:
         return UNSCALED_BUCKETS
+    if packed_many_rows(device, dtype, MAX_ROWS + 1, outputs, inputs, scheme):
+        return PACKED_BUCKETS
     if not runs_skinny(device, inputs, scheme):
         return ()
     return () if scaled_mm(device, dtype, outputs, inputs, scheme) is not None else MANY_BUCKETS
@@ -152,6 +164,20 @@ def fp8_many_rows(
     return gemm if hopper and gemm.serves(1, outputs, inputs) else None
 
 
+def packed_many_rows(
+    device: torch.device,
+    dtype: torch.dtype,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    scheme: WeightScheme,
+) -> list[PackedManyRowsGemm]:
+    """Each PackedManyRowsGemm that the device has for the scheme."""
+    if torch.cuda.get_device_capability(device) != HOPPER:
+        return []
+    return many_rows_gemms(device, dtype, rows, outputs, inputs, scheme)
+
+
 @cache
 def runs(gemm: ScaledMM, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether this GPU and build of PyTorch have the product: tried on a small one.
@@ -188,7 +214,7 @@ def runs(gemm: ScaledMM, device: torch.device, dtype: torch.dtype) -> bool:
 def use_quantized_gemms(model: nn.Module) -> None:
     """Set a GEMM for any number of rows in every quantized Linear, before the model runs.
 
-    autotune_gemms finds better ones for few rows, and on Hopper for some hundred.
+    autotune_gemms finds better ones for few rows, and on Hopper for up to some thousand.
     """
     for layer in model.modules():
         if not isinstance(layer, Linear) or layer.packed is None:
@@ -201,8 +227,32 @@ def use_quantized_gemms(model: nn.Module) -> None:
         product = scaled_mm(layer.device, layer.dtype, layer.outputs, layer.inputs, scheme)
         if product is None:
             reserve_scratch(layer.device, layer.dtype, layer.outputs * layer.inputs)
-            # For more rows, each tile of 128 of which dequantizes W, once into memory takes less.
-            few = dict.fromkeys(BUCKETS, DequantizeInRegistersUnsplit())
-            layer.use_gemms(few, DequantizeThenCublas())
+            args = layer.device, layer.dtype, layer.outputs, layer.inputs, scheme
+            layer.use_gemms(*untimed(*args))
         else:
             layer.use_gemms({}, product)
+
+
+def untimed(
+    device: torch.device, dtype: torch.dtype, outputs: int, inputs: int, scheme: WeightScheme
+) -> tuple[dict[int, GemmImpl], GemmImpl]:
+    """GEMMs until others are timed: by the largest number of rows, and for more.
+
+    On Hopper those that usually are the faster.  On other devices more than 64 rows are dequantized
+    into memory once, which takes less time than in the registers of every tile of 128 rows.
+    """
+    found: dict[int, GemmImpl] = dict.fromkeys(BUCKETS, DequantizeInRegistersUnsplit())
+    fallback: GemmImpl = DequantizeThenCublas()
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+        return found, fallback
+    if runs_skinny(device, inputs, scheme):
+        programs = torch.cuda.get_device_properties(device).multi_processor_count
+        for rows in BUCKETS:
+            tried = skinny_candidates(programs, rows, outputs, inputs, BITS[scheme.kind])
+            served = (gemm for gemm in tried if gemm.serves(rows, outputs, inputs, scheme))
+            found[rows] = next(served, found[rows])
+    for rows in PACKED_BUCKETS:
+        gemm = usual_gemm(device, dtype, rows, outputs, inputs, scheme)
+        if gemm is not None:
+            found[rows] = fallback = gemm
+    return found, fallback

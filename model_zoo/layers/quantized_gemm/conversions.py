@@ -1,8 +1,10 @@
 """PTX that converts a word of packed codes to weights of 16 bits, for hopper/convert.py.
 
-Weights are exact, but for the factor that SCALED_DOWN undoes:
+Weights are exact, but for the factor that SCALED_DOWN undoes, and the scale of int4:
 
-    int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1
+    int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1;
+           times the scale where one is given, rounded once.  For kernels that correct sums of
+           products instead: 128 + code, of bf16
     int8   code - zero, alike; words hold codes - 128
     fp8    the code's bits in the exponent and mantissa of a subnormal, times 2^120 (fp16: 2^8)
     fp4    alike, times 2^126 (fp16: 2^14), and times the scale where factors() says so
@@ -10,6 +12,7 @@ Weights are exact, but for the factor that SCALED_DOWN undoes:
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 from model_zoo.layers.quantized_gemm.packed_weight import FP4_POSITIONS
@@ -24,21 +27,32 @@ _AND_OR, _AND_XOR = "0xEA", "0x6A"  # lop3's tables of (a & b) | c and (a & b) ^
 _HALF = {"bf16": "bf16x2", "fp16": "f16x2"}
 
 
-def _asm(lines: list[str], results: list[str]) -> str:
-    """The halves of the results are the outputs."""
-    parts = [f"mov.b32 {{${2 * i}, ${2 * i + 1}}}, {x};" for i, x in enumerate(results)]
+def _asm(lines: list[str], results: list[str], *, halves: bool = False) -> str:
+    """halves: outputs are the halves of the results."""
+    outputs = [f"{{${2 * i}, ${2 * i + 1}}}" if halves else f"${i}" for i in range(len(results))]
+    parts = [f"mov.b32 {to}, {x};" for to, x in zip(outputs, results, strict=True)]
     return "{\n.reg .b32 p<4>, s<4>;\n" + "\n".join(lines + parts) + "\n}"
 
 
-def _int4(dtype: str, zeros: bool) -> str:
-    """$9: the zero point below the exponent of the codes, in both halves."""
+def _int4(dtype: str, zeros: bool, subtract: bool, scale: str) -> str:
+    """The zero point below the exponent of the codes, in both halves, is $5.
+
+    scale  the type of the scale, which comes after it and is multiplied, rounded once: of 16 bits,
+           that of the weights, in both halves; or of the weights bf16 in "f32"; "" without one
+    """
     middle, magic = {"bf16": ("43084308", "43004300"), "fp16": ("64086408", "64006400")}[dtype]
-    zero = "$9" if zeros else "s0"
-    lines = [] if zeros else [f"mov.b32 s0, 0x{middle};"]
+    zero, factor = "$5" if zeros else "s0", f"${5 + zeros}"
+    lines = [f"mov.b32 s0, 0x{middle};"] if subtract and not zeros else []
     for i in range(4):
-        lines += [f"shr.b32 s1, $8, {4 * i};"] if i else []
-        lines += [f"lop3.b32 p{i}, {'s1' if i else '$8'}, 0x000F000F, 0x{magic}, {_AND_OR};"]
-        lines += [f"sub.{_HALF[dtype]} p{i}, p{i}, {zero};"]
+        lines += [f"shr.b32 s1, $4, {4 * i};"] if i else []
+        lines += [f"lop3.b32 p{i}, {'s1' if i else '$4'}, 0x000F000F, 0x{magic}, {_AND_OR};"]
+        lines += [f"sub.{_HALF[dtype]} p{i}, p{i}, {zero};"] if subtract else []
+        if scale == "f32":
+            lines += [f"shl.b32 s2, p{i}, 16;", f"and.b32 s3, p{i}, 0xFFFF0000;"]
+            lines += [f"mul.f32 s{j}, s{j}, {factor};" for j in (2, 3)]
+            lines += [f"cvt.rn.bf16x2.f32 p{i}, s3, s2;"]
+        elif scale:
+            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {factor};"]
     return _asm(lines, ["p0", "p1", "p2", "p3"])
 
 
@@ -58,7 +72,7 @@ def _int8(dtype: str, zeros: bool) -> str:
         lines += [f"lop3.b32 s0, {source}, 0x00800080, 0x43004300, {_AND_OR};"]
         lines += [f"sub.bf16x2 p{i}, p{i}, s0;"]
         lines += [f"sub.bf16x2 p{i}, p{i}, $5;"] if zeros else []
-    return _asm(lines, ["p0", "p1"])
+    return _asm(lines, ["p0", "p1"], halves=True)
 
 
 def _fp8(dtype: str) -> str:
@@ -75,11 +89,11 @@ def _fp8(dtype: str) -> str:
         f"mul.{_HALF[dtype]} p0, p0, s3;",
         f"mul.{_HALF[dtype]} p1, p1, s3;",
     ]
-    return _asm(lines, ["p0", "p1"])
+    return _asm(lines, ["p0", "p1"], halves=True)
 
 
 def _fp4(dtype: str, scales: int) -> str:
-    """scales: 1: $9 is the factor, in both halves; 2: of the first two pairs, and $10 of others."""
+    """scales: 1: $5 is the factor, in both halves; 2: of the first two pairs, and $6 of others."""
     targets, factor = {"bf16": ((6, 7, 8, 15), "7E80"), "fp16": ((9, 10, 11, 15), "7400")}[dtype]
     lines = [] if scales and dtype == "bf16" else [f"mov.b32 s3, 0x{factor}{factor};"]
     for i, positions in enumerate(FP4_POSITIONS):
@@ -88,8 +102,8 @@ def _fp4(dtype: str, scales: int) -> str:
             left = (target - position) % 32
             masks[left] = masks.get(left, 0) | 0x10001 << target
         for number, (left, mask) in enumerate(masks.items()):
-            lines += [_rotate("s0", "$8", left, mask)] if left else []
-            source = "s0" if left else "$8"
+            lines += [_rotate("s0", "$4", left, mask)] if left else []
+            source = "s0" if left else "$4"
             lines += [
                 f"lop3.b32 p{i}, {source}, 0x{mask:08X}, p{i}, {_AND_OR};"
                 if number
@@ -98,7 +112,7 @@ def _fp4(dtype: str, scales: int) -> str:
         if not (scales and dtype == "bf16"):
             lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, s3;"]
         if scales:
-            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {'$9' if i < 2 or scales == 1 else '$10'};"]
+            lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {'$5' if i < 2 or scales == 1 else '$6'};"]
     return _asm(lines, ["p0", "p1", "p2", "p3"])
 
 
@@ -128,10 +142,33 @@ def factors(kind: CodeKind, dtype: str, column_group: int) -> int:
     return 2 if column_group == 16 else int(dtype == "bf16")
 
 
-def conversion(kind: CodeKind, dtype: str, zeros: bool, scales: int) -> Conversion:
-    """dtype: "bf16" or "fp16"; zeros: zero points are given; scales: of factors()."""
+def added(kind: CodeKind, dtype: str) -> int:
+    """What conversions that do not subtract leave added to a code; 0 if they always do.
+
+    With 1024 + code of fp16 the digits that cancel out would be as many as fp16 has.
+    """
+    return 128 if kind == "int4" and dtype == "bf16" else 0
+
+
+@cache
+def conversion(
+    kind: CodeKind,
+    dtype: str,
+    zeros: bool,
+    scales: int,
+    *,
+    subtract: bool = True,
+    scale: str = "",
+) -> Conversion:
+    """dtype: "bf16" or "fp16"; zeros: zero points are given; scales: of factors().
+
+    subtract  the zero point, and what added() says, which then are none of the arguments
+    scale     as of _int4, for which `scales` is 1 if it is given
+    """
+    assert kind != "int4" or scales == bool(scale)
+    zeros = zeros and subtract
     if kind == "int4":
-        ptx = _int4(dtype, zeros)
+        ptx = _int4(dtype, zeros, subtract, scale)
     elif kind == "int8":
         ptx = _int8(dtype, zeros)
     elif kind == "fp8":
@@ -139,4 +176,7 @@ def conversion(kind: CodeKind, dtype: str, zeros: bool, scales: int) -> Conversi
     else:
         ptx = _fp4(dtype, scales)
     inputs = 1 + zeros + scales
-    return Conversion(ptx, ",".join(["=h"] * (32 // BITS[kind]) + ["r"] * inputs))
+    # As pairs ptxas moves none of them; with 8 bits, of which there are fewer, it moves none either
+    # way, but of halves a kernel by wgmma with 80 registers a thread has more registers left.
+    outputs = ["=r"] * 4 if BITS[kind] == 4 else ["=h"] * 4
+    return Conversion(ptx, ",".join(outputs + ["r"] * inputs))

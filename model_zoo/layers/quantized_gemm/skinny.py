@@ -28,6 +28,9 @@ from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
+WARPS = 4  # that multiply, of a tile of up to 64 weight rows
+APART_COLUMNS = 512  # of four warps, 128 each
+APART_OUTPUTS = 8  # scales of four rows, and of four gates or ups, lie together
 REGISTERS = {1: 168, 2: 128, 3: 80}  # a thread, of so many programs on a multiprocessor
 
 
@@ -36,7 +39,7 @@ class SkinnyQuantizedGemm(GatingGemm):
     """skinny_hopper.py: compute capability 9.0.  Of more than MAX_ROWS rows, so many at a time."""
 
     name = "dequantize in registers (Hopper)"
-    block_n: int  # weight rows of a tile: 16, 32 or 64, or 128 of two warpgroups
+    block_n: int  # weight rows of a tile: 16, 32 or 64, or 128 of two warpgroups; apart: 32 or 64
     block_k: int  # columns of a unit, a power of two
     stages: int  # units of weights in a program's ring
     programs: int
@@ -44,11 +47,12 @@ class SkinnyQuantizedGemm(GatingGemm):
     x_stages: int = 3  # units of x in a ring of their own, which come from L2; at most stages
     registers: int = 128  # a thread, of all warps: of REGISTERS
     sync: bool = False  # products by mma.sync instead of wgmma
+    apart: bool = False  # likewise, of 4-bit weights: each warp has columns of its own, all rows
 
     @property
     def fold(self) -> int:
         """Column runs of a unit that are stacked to the rows of a wgmma, or of four mma.sync."""
-        return max(1, ROWS // self.block_n)
+        return 1 if self.apart else max(1, ROWS // self.block_n)
 
     @property
     def groups(self) -> int:
@@ -78,6 +82,22 @@ class SkinnyQuantizedGemm(GatingGemm):
             and self.fold * height <= 2 * MAX_ROWS
             and blocks % self.split_units == 0
             and not (self.sync and height > (SYNC_ROWS if self.fold == 1 else 8))
+            and (not self.apart or self._has_columns_apart(rows, outputs, weight))
+        )
+
+    def _has_columns_apart(
+        self, rows: int, outputs: int, weight: WeightScheme | PackedWeight
+    ) -> bool:
+        """Whether warps can have columns of their own, and shared memory has room for their sums
+        beside the rings."""
+        sums = 4 * WARPS * self.block_n * _height(rows)
+        return (
+            self.sync
+            and self.shared_bytes(rows, BITS[weight.kind]) + sums <= SHARED_BYTES
+            and self.block_k % APART_COLUMNS == 0
+            and outputs % APART_OUTPUTS == 0
+            and BITS[weight.kind] == 4
+            and weight.row_group == 1
         )
 
     def shared_bytes(self, rows: int, bits: int) -> int:
@@ -121,7 +141,7 @@ class SkinnyQuantizedGemm(GatingGemm):
         bits, fold, groups = BITS[weight.kind], self.fold, self.groups
         columns, k_blocks = self.block_k // fold, -(-inputs // self.block_k)
         units = -(-outputs // self.block_n) * k_blocks
-        found = format_arguments(weight, x.dtype, inputs, self.sync)
+        found = format_arguments(weight, x.dtype, inputs, self.sync, self.apart)
         row_scales = weight.scales if found.by_row else weight.row_scales
         box = self.block_n if gate is None else self.block_n // 2 // groups
         ahead = units_in_flight(self.block_n * self.block_k * bits // 8, self.stages, self.resident)
@@ -132,7 +152,7 @@ class SkinnyQuantizedGemm(GatingGemm):
             four_together(weight.scales, found.per_block),
             four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
             rows, outputs, k_blocks, self.split_units, ahead, -(-inputs // BLOCK),
-            **found.constants, GATE=gate or "",
+            **found.constants, GATE=gate or "", APART=self.apart, ADDED=found.added,
             FOLD=fold, GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages,
             SWIZZLE=found.swizzle, REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4,
             maxnreg=self.registers, **dependent_launch(x.device),

@@ -6,7 +6,11 @@ import math
 from typing import NamedTuple
 
 from model_zoo.layers.gemm.implementations import MAX_ROWS
-from model_zoo.layers.quantized_gemm.skinny import REGISTERS, SkinnyQuantizedGemm
+from model_zoo.layers.quantized_gemm.skinny import (
+    APART_OUTPUTS,
+    REGISTERS,
+    SkinnyQuantizedGemm,
+)
 
 
 class Ring(NamedTuple):
@@ -18,6 +22,7 @@ class Ring(NamedTuple):
     x_stages: int
     resident: int = 1  # programs that fit an SM
     sync: bool = False
+    apart: bool = False
 
 
 # By bits of a code and the largest number of rows.  As many bytes of a weight row are twice the
@@ -26,18 +31,16 @@ class Ring(NamedTuple):
 RINGS = {
     4: {
         8: (
+            Ring(64, 512, 3, 2, 3, sync=True, apart=True),
+            Ring(64, 1024, 2, 2, 2, sync=True, apart=True),
+            Ring(32, 1024, 4, 2, 2, sync=True, apart=True),
             Ring(64, 512, 5, 3, 2, sync=True),
-            Ring(64, 1024, 5, 3, sync=True),
-            Ring(64, 512, 3, 2, 3, sync=True),
-            Ring(128, 512, 5, 3, sync=True),
-            Ring(64, 512, 3, 2, 3),
-            Ring(32, 1024, 4, 2, 2, sync=True),
             Ring(16, 1024, 6, 2, 2, sync=True),
         ),
         16: (
+            Ring(64, 512, 4, 2, 2, sync=True, apart=True),
+            Ring(32, 1024, 2, 2, 2, sync=True, apart=True),
             Ring(64, 512, 4, 2, 2, sync=True),
-            Ring(64, 512, 6, 3, sync=True),
-            Ring(128, 512, 5, 3, sync=True),
             Ring(64, 512, 4, 2, 2),
             Ring(128, 512, 5, 3),
             Ring(32, 1024, 5, 3),
@@ -76,7 +79,10 @@ def skinny_candidates(
     rows = min(rows, MAX_ROWS)  # at a time
     rings = next(rings for limit, rings in RINGS[bits].items() if rows <= limit)
     found = [
-        candidate for ring in rings for candidate in _of_ring(ring, processors, outputs, inputs)
+        candidate
+        for ring in rings
+        for candidate in _of_ring(ring, processors, outputs, inputs)
+        if not ring.apart or outputs % APART_OUTPUTS == 0
     ]
     return list(dict.fromkeys(found))
 
@@ -92,10 +98,10 @@ def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[Ski
     def gemm(programs: int, split_units: int) -> SkinnyQuantizedGemm:
         return SkinnyQuantizedGemm(
             ring.block_n, ring.block_k, ring.stages, programs, split_units, ring.x_stages,
-            registers, ring.sync,
+            registers, ring.sync, ring.apart,
         )  # fmt: skip
 
-    found = [gemm(programs, 1)] if ring.block_n >= 64 else []
+    found = [gemm(programs, 1)] if ring.block_n >= 64 or ring.apart else []
     if tiles >= 0.8 * waves * programs or ring.block_n < 64:
         found.append(gemm(used, blocks))
     return found

@@ -4,8 +4,11 @@ _skinny_quantized_gemm: as gemm/hopper/skinny_gemm.py (stream-K, a warp that loa
 a wait for the preceding kernel, one that loads x), but for what is done with a unit.
   compute   one or two warpgroups, each 64 rows of a tile: codes from shared memory to registers,
             converted there to operand A of wgmma while the previous step is multiplied; or, up to
-            16 rows of x, of mma.sync (SYNC)
+            16 rows of x, of mma.sync (SYNC).  APART: one warpgroup by mma.sync, each of whose warps
+            has all rows of a tile and columns of its own
   step      128 columns, or those of a scale if these are fewer; of mma.sync 32 or 64
+  ADDED     what conversions leave added to codes: multiply_apart.py takes it off the products; 0
+            without APART
   scales    of 32, 64 or 128 columns: products of a step have sums of their own, which are added
             times their scale in float32.  Of fp4, but for fp16 with scales of 32 columns:
             multiplied into the weights, which is exact.  Of a row: in the epilogue.  Those of the
@@ -39,7 +42,14 @@ from model_zoo.layers.gemm.hopper.stream_k import (
     write_part,
 )
 from model_zoo.layers.quantized_gemm.hopper.convert import columns_layout
-from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, sums_layout
+from model_zoo.layers.quantized_gemm.hopper.multiply import multiply, runs_layout, sums_layout
+from model_zoo.layers.quantized_gemm.hopper.multiply_apart import (
+    WARPS,
+    add_warps,
+    multiply_apart,
+    unit_quads,
+    whole_layout,
+)
 from model_zoo.layers.quantized_gemm.hopper.scales import (
     HEIGHT,
     SCALE_COLUMNS,
@@ -77,20 +87,38 @@ def _load_weights(
 
 @gluon.jit
 def _of_unit(
-    SCALES, unit, N, k_blocks, scale_blocks, RUN_BLOCKS: gl.constexpr, PER_BLOCK: gl.constexpr,
-    ROW_GROUP: gl.constexpr, FOLD: gl.constexpr, GROUPS: gl.constexpr, group: gl.constexpr,
-    GATED: gl.constexpr,
+    SCALES, tile, block, N, scale_blocks, BLOCK_N: gl.constexpr, RUN_BLOCKS: gl.constexpr,
+    PER_BLOCK: gl.constexpr, ROW_GROUP: gl.constexpr, FOLD: gl.constexpr, GROUPS: gl.constexpr,
+    group: gl.constexpr, GATED: gl.constexpr, APART: gl.constexpr,
 ):  # fmt: skip
-    """A unit's scales, or zero points, of the warpgroup's rows: [HEIGHT, scales of a row's run]."""
-    EACH: gl.constexpr = elements(SCALES.dtype.element_ty == gl.int32, PER_BLOCK)
-    layout: gl.constexpr = columns_layout(RUN_BLOCKS * EACH, EACH)
-    r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
-    RUN_ROWS: gl.constexpr = HEIGHT // FOLD
-    n = tile_row(unit // k_blocks * GROUPS + group, r % RUN_ROWS, N, RUN_ROWS, GATED)
-    run = unit % k_blocks * FOLD + r // RUN_ROWS
-    return of_rows(
-        SCALES, gl.minimum(n, N - 1), run * RUN_BLOCKS, N, scale_blocks, RUN_BLOCKS, EACH, ROW_GROUP
-    )
+    """A unit's scales, or zero points, of the warpgroup's rows: [HEIGHT, scales of a row's run].
+
+    block  of the tile's units; those past the weight's end are as the last ones
+    APART  as unit_quads()
+    """
+    if APART:
+        found = unit_quads(
+            SCALES, tile, block * RUN_BLOCKS, N, scale_blocks, RUN_BLOCKS, BLOCK_N, PER_BLOCK, GATED
+        )  # fmt: skip
+    else:
+        EACH: gl.constexpr = elements(SCALES.dtype.element_ty == gl.int32, PER_BLOCK)
+        layout: gl.constexpr = columns_layout(RUN_BLOCKS * EACH, EACH)
+        r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout))
+        RUN_ROWS: gl.constexpr = HEIGHT // FOLD
+        n = tile_row(tile * GROUPS + group, r % RUN_ROWS, N, RUN_ROWS, GATED)
+        run = block * FOLD + r // RUN_ROWS
+        found = of_rows(
+            SCALES, gl.minimum(n, N - 1), run * RUN_BLOCKS, N, scale_blocks, RUN_BLOCKS, EACH,
+            ROW_GROUP,
+        )  # fmt: skip
+    return found
+
+
+@gluon.jit
+def _next(stage, phase, STAGES: gl.constexpr):
+    """Of a ring: the stage after, and the parity of its barrier's phase."""
+    last = stage == STAGES - 1
+    return gl.where(last, 0, stage + 1), gl.where(last, phase ^ 1, phase)
 
 
 @gluon.jit
@@ -99,72 +127,86 @@ def _compute(
     N, k_blocks, split_units, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
-    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
+    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr,
+    ADDED: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
     X_STAGES: gl.constexpr = rows.shape[0]
     RUN_BLOCKS: gl.constexpr = rows.shape[2] // SCALE_COLUMNS
-    RUN_ROWS: gl.constexpr = HEIGHT // FOLD
+    RUN_ROWS: gl.constexpr = weights.shape[1] // GROUPS // FOLD
     WIDTH: gl.constexpr = rows.shape[1] // FOLD if SYNC else rows.shape[1]
-    layout: gl.constexpr = sums_layout(WIDTH, SYNC)
+    layout: gl.constexpr = whole_layout(RUN_ROWS, WIDTH) if APART else sums_layout(WIDTH, SYNC)
     begin, count = share(N, k_blocks, split_units, GROUPS * RUN_ROWS)
-    acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    if APART:
+        acc = gl.zeros([WARPS, RUN_ROWS, WIDTH], gl.float32, runs_layout(WARPS))
+    else:
+        acc = gl.zeros([HEIGHT, WIDTH], gl.float32, layout)
+    tile, block = begin // k_blocks, begin % k_blocks
+    stage, phase, x_stage, x_phase = 0, 0, 0, 0
     scales, zeros = None, None
     if PER_BLOCK > 0:
         scales = _of_unit(
-            SCALES, begin, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
-            GROUPS, group, GATE != "",
+            SCALES, tile, block, N, scale_blocks, RUN_ROWS, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
+            GROUPS, group, GATE != "", APART,
         )  # fmt: skip
     if ZEROS is not None:
         zeros = _of_unit(
-            ZEROS, begin, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
-            GROUPS, group, GATE != "",
+            ZEROS, tile, block, N, scale_blocks, RUN_ROWS, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
+            GROUPS, group, GATE != "", APART,
         )  # fmt: skip
     for i in range(count):
-        unit = begin + i
-        block = unit % k_blocks
-        stage = i % STAGES
-        following = gl.minimum(unit + 1, begin + count - 1)
+        ends = block == k_blocks - 1
+        next_block = gl.where(ends, 0, block + 1)
+        next_tile = gl.where(ends, tile + 1, tile)
         if PER_BLOCK > 0:
             next_scales = _of_unit(
-                SCALES, following, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP,
-                FOLD, GROUPS, group, GATE != "",
+                SCALES, next_tile, next_block, N, scale_blocks, RUN_ROWS, RUN_BLOCKS, PER_BLOCK,
+                ROW_GROUP, FOLD, GROUPS, group, GATE != "", APART,
             )  # fmt: skip
         if ZEROS is not None:
             next_zeros = _of_unit(
-                ZEROS, following, N, k_blocks, scale_blocks, RUN_BLOCKS, PER_BLOCK, ROW_GROUP,
-                FOLD, GROUPS, group, GATE != "",
+                ZEROS, next_tile, next_block, N, scale_blocks, RUN_ROWS, RUN_BLOCKS, PER_BLOCK,
+                ROW_GROUP, FOLD, GROUPS, group, GATE != "", APART,
             )  # fmt: skip
         if ROW_SCALES is not None:
-            r = gl.arange(0, HEIGHT, gl.SliceLayout(1, layout)) % RUN_ROWS
-            n = tile_row(unit // k_blocks * GROUPS + group, r, N, RUN_ROWS, GATE != "")
+            r = gl.arange(0, FOLD * RUN_ROWS, gl.SliceLayout(1, layout)) % RUN_ROWS
+            n = tile_row(tile * GROUPS + group, r, N, RUN_ROWS, GATE != "")
             row_scale = gl.load(ROW_SCALES + gl.minimum(n, N - 1))
-        mbarrier.wait(w_full.index(stage), (i // STAGES) & 1)
-        mbarrier.wait(x_full.index(i % X_STAGES), (i // X_STAGES) & 1)
-        acc = multiply(
-            acc, weights.index(stage).slice(group * HEIGHT, HEIGHT, 0), rows.index(i % X_STAGES),
-            scales, zeros, PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC,
-        )  # fmt: skip
+        mbarrier.wait(w_full.index(stage), phase)
+        mbarrier.wait(x_full.index(x_stage), x_phase)
+        if APART:
+            acc = multiply_apart(
+                acc, weights.index(stage), rows.index(x_stage), scales, zeros, PTX,
+                CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, ADDED,
+            )  # fmt: skip
+        else:
+            acc = multiply(
+                acc, weights.index(stage).slice(group * HEIGHT, HEIGHT, 0),
+                rows.index(x_stage), scales, zeros, PTX, CONSTRAINTS, DTYPE, BITS, PER_BLOCK,
+                FACTORS, SYNC,
+            )  # fmt: skip
         mbarrier.arrive(empty.index(stage), count=1)
-        if (block == k_blocks - 1) | (i == count - 1):
+        if ends | (i == count - 1):
             starts = i >= block  # whether the program has the tile's first unit
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
-            sums = acc
+            sums = add_warps(acc) if APART else acc
             if ROW_SCALES is not None:
-                sums = acc * (row_scale.to(gl.float32) * FACTOR)[:, None]
+                sums = sums * (row_scale.to(gl.float32) * FACTOR)[:, None]
             elif FACTOR != 1.0:
-                sums = acc * FACTOR
+                sums = sums * FACTOR
             if SYNC:  # noqa: SIM108
                 sums = add_runs(sums, FOLD)
             else:
                 sums = unfold(sums, FOLD)
             write_part(
-                sums, starts & (block == k_blocks - 1), unit // k_blocks, slot,
-                PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks, split_units, None, None, GROUPS,
-                group, GATE,
+                sums, starts & ends, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
+                split_units, None, None, GROUPS, group, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
+        tile, block = next_tile, next_block
+        stage, phase = _next(stage, phase, STAGES)
+        x_stage, x_phase = _next(x_stage, x_phase, X_STAGES)
         if PER_BLOCK > 0:
             scales = next_scales
         if ZEROS is not None:
@@ -178,15 +220,17 @@ def _skinny_quantized_gemm(
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr,
-    REGISTERS: gl.constexpr, GATE: gl.constexpr, DEPENDENT: gl.constexpr,
+    REGISTERS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr, ADDED: gl.constexpr,
+    DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """GROUPS: warpgroups that compute; one if FOLD > 1.  GATE: "silu", "gelu" or ""."""
+    """GROUPS: warpgroups that compute; one if FOLD > 1 or APART.  GATE: "silu", "gelu" or ""."""
     COLUMNS: gl.constexpr = x_desc.block_type.shape[1]
     WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     BLOCKS: gl.constexpr = FOLD * COLUMNS // SCALE_COLUMNS  # of scales in a unit
-    BLOCK_N: gl.constexpr = GROUPS * HEIGHT // FOLD
+    GATED: gl.constexpr = GATE != ""
+    BLOCK_N: gl.constexpr = w_desc.block_type.shape[0] * (2 * GROUPS if GATED else 1)
     weights = gl.allocate_shared_memory(
-        gl.int32, [STAGES, GROUPS * HEIGHT, w_desc.block_type.shape[1]],
+        gl.int32, [STAGES, FOLD * BLOCK_N, w_desc.block_type.shape[1]],
         gl.NVMMASharedLayout(128, 32, 2),
     )  # fmt: skip
     rows = gl.allocate_shared_memory(
@@ -194,7 +238,6 @@ def _skinny_quantized_gemm(
     )
     w_full, x_full, empty = ring_barriers(STAGES, X_STAGES, GROUPS)
     ASKED: gl.constexpr = PER_BLOCK if ROW_GROUP == 1 else 0  # few blocks' scales: L2 has them
-    GATED: gl.constexpr = GATE != ""
     if GROUPS == 1:
         gl.warp_specialize(
             [
@@ -202,6 +245,7 @@ def _skinny_quantized_gemm(
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
+                    APART, ADDED,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,
@@ -221,11 +265,13 @@ def _skinny_quantized_gemm(
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
+                    APART, ADDED,
                 )),
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 1, GATE,
+                    APART, ADDED,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,

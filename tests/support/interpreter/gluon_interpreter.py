@@ -91,7 +91,8 @@ def _inline_asm(
     outputs = constraints.count("=")
     assert constraints.count(",") + 1 == outputs + len(args) and outputs == len(dtype)
     words = torch.broadcast_tensors(*(torch.as_tensor(x) for x in args))
-    return tuple(values(x) for x in run_ptx(asm, [word.long() for word in words], outputs))
+    found = run_ptx(asm, [word.long() for word in words], outputs)
+    return tuple(values(x.to(each)) for x, each in zip(found, dtype, strict=True))
 
 
 def _allocation(barriers: list[Barrier]) -> Callable[..., Any]:

@@ -13,7 +13,7 @@ HALVES = {"bf16x2": torch.bfloat16, "f16x2": torch.float16}
 
 
 def run_ptx(ptx: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
-    """-> the outputs, halves of 16 bits.
+    """-> the outputs, of 16 or 32 bits, in int64.
 
     inputs  int64, the numbers of $outputs, $outputs + 1 and so on; only their 32 bits count
     """
@@ -29,7 +29,7 @@ def run_ptx(ptx: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
             continue
         read = [_value(registers, x) for x in operands[1:]]
         registers[operands[0]] = _run(operation, read) & MASK
-    return [_signed(registers[f"${i}"]) for i in range(outputs)]
+    return [torch.as_tensor(registers[f"${i}"]) for i in range(outputs)]
 
 
 def _unpack(registers: dict[str, Tensor], operands: list[str]) -> None:
@@ -49,17 +49,25 @@ def _signed(half: Tensor) -> Tensor:
 
 def _run(operation: str, x: Sequence[Tensor | int]) -> Tensor:
     name, *types = operation.split(".")
+    if operation == "cvt.rn.bf16x2.f32":
+        high, low = (_float(a).bfloat16().view(torch.int16).long() & 0xFFFF for a in x)
+        return high << 16 | low
     if types[-1] in HALVES:
         return _of_halves(name, HALVES[types[-1]], x[0], x[1])
     known: dict[str, Callable[..., Tensor]] = {
         "mov.b32": lambda a: torch.as_tensor(a),
         "and.b32": lambda a, b: a & b,
+        "mul.f32": lambda a, b: (_float(a) * _float(b)).view(torch.int32).long(),
         "shl.b32": lambda a, n: a << n,
         "shr.b32": lambda a, n: a >> n,
         "shf.l.wrap.b32": lambda low, high, n: ((high << 32 | low) << n) >> 32,
         "lop3.b32": _lop3,
     }
     return known[operation](*x)
+
+
+def _float(word: Tensor | int) -> Tensor:
+    return torch.as_tensor(word).to(torch.int32).view(torch.float32)
 
 
 def _lop3(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:

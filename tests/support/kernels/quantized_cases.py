@@ -38,6 +38,7 @@ def interpreted_skinny_gemm() -> AbstractContextManager[None]:
         f"{folder}.hopper.convert",
         f"{folder}.hopper.scales",
         f"{folder}.hopper.multiply",
+        f"{folder}.hopper.multiply_apart",
         f"{folder}.skinny_hopper",
     )
 

@@ -17,6 +17,7 @@ from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.fp8.many_rows import Fp8ManyRowsGemm
 from model_zoo.layers.quantized_gemm.fp8.skinny import SkinnyFp8Gemm, skinny_fp8_candidates
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm
+from model_zoo.layers.quantized_gemm.packed_many_rows import WIDTHS, PackedManyRowsGemm
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.quantize_rows import (
     add_rms_norm_quantize,
@@ -82,12 +83,18 @@ def call_skinny(
     block_n: int,
     sync: bool = False,
     gate: Gate | None = None,
+    apart: bool = False,
 ) -> None:
     """The first candidate with tiles of so many weight rows, by mma.sync or by wgmma."""
     packed = weight(name)
     candidates = skinny_candidates(132, rows, OUTPUTS, INPUTS, BITS[packed.kind])
-    gemm = next(gemm for gemm in candidates if (gemm.block_n, gemm.sync) == (block_n, sync))
+    sizes = block_n, sync, apart
+    gemm = next(gemm for gemm in candidates if (gemm.block_n, gemm.sync, gemm.apart) == sizes)
     gemm.multiply(tensor(rows, INPUTS), packed, tensor(OUTPUTS), gate)
+
+
+def call_packed_many(name: str, width: int) -> None:
+    PackedManyRowsGemm(width).run(tensor(512, INPUTS), weight(name), tensor(OUTPUTS))
 
 
 def call_batch_invariant(rows: int) -> None:
@@ -177,18 +184,31 @@ for name in FORMATS:
     QUANTIZED[f"dequantize {name}"] = partial(call_dequantize, name)
     QUANTIZED[f"dequant_gemm {name}"] = partial(call_dequant_gemm, name, 64)
 for name in (*FORMATS, "mxfp4"):
-    QUANTIZED[f"skinny {name} at 8"] = partial(call_skinny, name, 8, 64)
+    QUANTIZED[f"skinny {name} at 16"] = partial(call_skinny, name, 16, 64)
     QUANTIZED[f"skinny {name} sync at 8"] = partial(call_skinny, name, 8, 64, True)
-    QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
+    QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 64, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
+APART = ("int4 g128", "int4 g32 zeros", "int4 g64 zeros", "nvfp4", "mxfp4")
+for name in APART:
+    for rows, block_n in ((8, 64), (8, 32), (16, 64)):
+        QUANTIZED[f"skinny {name} apart {block_n} at {rows}"] = partial(
+            call_skinny, name, rows, block_n, sync=True, apart=True
+        )
+for rows in (1, 16):
+    QUANTIZED[f"gated skinny int4 g128 apart at {rows}"] = partial(
+        call_skinny, "int4 g128", rows, 64, True, "silu", True
+    )
 for name in ("int4 g128", "fp8 row"):
-    QUANTIZED[f"gated skinny {name} at 1"] = partial(call_skinny, name, 1, 32, True, "silu")
+    QUANTIZED[f"gated skinny {name} at 1"] = partial(call_skinny, name, 1, 16, True, "silu")
     QUANTIZED[f"gated skinny {name} at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
-    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 128, True, "silu")
+    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 64, True, "silu")
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
-    QUANTIZED[f"skinny {name} two runs sync"] = partial(call_skinny, name, 8, 32, True)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
+QUANTIZED["skinny fp8 row two runs sync"] = partial(call_skinny, "fp8 row", 8, 32, True)
 FP8_KINDS: tuple[ScaleKind, ...] = ("row", "block")
+for name in ("int4 g128", "int4 g32 zeros", "nvfp4", "mxfp4"):
+    for width in WIDTHS:
+        QUANTIZED[f"packed many rows {name} by {width}"] = partial(call_packed_many, name, width)
 for kind in FP8_KINDS:
     for rows in (8, 16, 32, 64):
         for gemm in skinny_fp8_candidates(kind, 132, rows, OUTPUTS, INPUTS):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, conversion, factors
+from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, added, conversion, factors
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
 
@@ -22,24 +22,28 @@ class FormatArguments:
     per_block: int  # scales of a row and 128 columns
     swizzle: int  # bytes of x that lie together: of operand B of wgmma at most a step's
     constants: dict[str, Any]
+    added: int  # to codes, which is taken off the sums of products
 
 
 def format_arguments(
-    weight: PackedWeight, dtype: torch.dtype, inputs: int, sync: bool
+    weight: PackedWeight, dtype: torch.dtype, inputs: int, sync: bool, apart: bool = False
 ) -> FormatArguments:
-    """dtype: of x; sync: products by mma.sync"""
+    """dtype: of x; sync: products by mma.sync; apart: as of SkinnyQuantizedGemm"""
     name, scales = NAMES[dtype], weight.scales
     by_row = weight.row_group == 1 and weight.column_group >= inputs
     per_block = 0 if by_row else scales.shape[2] if scales.ndim == 3 else 1
     scaled = factors(weight.kind, name, weight.column_group)
-    converted = conversion(weight.kind, name, weight.zeros is not None, scaled)
+    # Zero points of 32 columns would be taken off more sums than there are pairs of weights.
+    subtract = not apart or (weight.zeros is not None and per_block > 2)
+    more = 0 if subtract else added(weight.kind, name)
+    converted = conversion(weight.kind, name, weight.zeros is not None, scaled, subtract=more == 0)
     constants = {
         "PTX": converted.ptx, "CONSTRAINTS": converted.constraints, "DTYPE": name,
         "BITS": BITS[weight.kind], "PER_BLOCK": per_block, "FACTORS": scaled, "SYNC": sync,
         "ROW_GROUP": weight.row_group, "FACTOR": SCALED_DOWN[name] if scaled else 1.0,
     }  # fmt: skip
     swizzle = 64 if per_block == 4 and not scaled and not sync else 128
-    return FormatArguments(by_row, per_block, swizzle, constants)
+    return FormatArguments(by_row, per_block, swizzle, constants, more)
 
 
 def four_together(scales: Tensor | None, per_block: int) -> Tensor | None:

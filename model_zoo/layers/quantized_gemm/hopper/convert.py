@@ -2,7 +2,8 @@
 
     load_chunk   words of shared memory in registers
     step_words   those of a step's columns
-    to_operand   words -> weights [64, columns], bf16 or fp16, as operand A of wgmma
+    to_weights   words -> weights [rows, columns], bf16 or fp16, where operand A of wgmma, or of
+                 mma.sync, has them
 
 A chunk is 64 rows of 32 words, the widest swizzle.  A thread has rows r and r + 8 of it, and of
 each row the words 4 t .. 4 t + 3 of every block (packed_weight.py); so it has the columns that it
@@ -50,16 +51,16 @@ def log2(n: int) -> int:
 
 @gluon.jit
 def take(x, i: gl.constexpr):
-    """x [64, n, m] -> x[:, i]; registers only, n a power of two."""
+    """x [rows, n, m] -> x[:, i]; registers only, n a power of two."""
     LEVELS: gl.constexpr = log2(x.shape[1])
     for level in gl.static_range(LEVELS):
-        halves = x.reshape([64, 2, x.shape[1] // 2, x.shape[2]])
+        halves = x.reshape([x.shape[0], 2, x.shape[1] // 2, x.shape[2]])
         low, high = gl.split(halves.permute((0, 2, 3, 1)))
         if (i >> (LEVELS - 1 - level)) % 2 == 1:  # noqa: SIM108
             x = high
         else:
             x = low
-    return x.reshape([64, x.shape[2]])
+    return x.reshape([x.shape[0], x.shape[2]])
 
 
 @gluon.jit
@@ -70,18 +71,19 @@ def load_chunk(words, i: gl.constexpr):
 
 @gluon.jit
 def step_words(words, i: gl.constexpr, BITS: gl.constexpr, STEP: gl.constexpr):
-    """words [64, CHUNK_WORDS] -> those of STEP columns: [64, 4 (t), words of a thread's row]."""
+    """words [rows, of blocks] -> those of STEP columns: [rows, 4 (t), words of a thread's row]."""
     BLOCKS: gl.constexpr = words.shape[1] // 16
     EACH: gl.constexpr = STEP * BITS // 128
     STEPS: gl.constexpr = 4 * BLOCKS // EACH
-    ordered = words.reshape([64, BLOCKS, 4, 4]).permute((0, 1, 3, 2))  # row, block, u, t
-    step = take(ordered.reshape([64, STEPS, EACH * 4]), i)
-    return step.reshape([64, EACH, 4]).permute((0, 2, 1))
+    ROWS: gl.constexpr = words.shape[0]
+    ordered = words.reshape([ROWS, BLOCKS, 4, 4]).permute((0, 1, 3, 2))  # row, block, u, t
+    step = take(ordered.reshape([ROWS, STEPS, EACH * 4]), i)
+    return step.reshape([ROWS, EACH, 4]).permute((0, 2, 1))
 
 
 @gluon.jit
 def _joined(words, first, second, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, BITS: gl.constexpr):
-    """-> int16 [64, 4 (t), words, 2 (half), pair's bits from the lowest]."""
+    """-> int16 [rows, words, pair (of 4 bits: high, low bit of it), 4 (t), 2 (half)]."""
     if second is not None:
         args = (words, first, second)
     elif first is not None:
@@ -89,40 +91,32 @@ def _joined(words, first, second, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, 
     else:
         args = (words,)
     if BITS == 4:
-        a, b, c, d, e, f, g, h = gl.inline_asm_elementwise(
+        a, b, c, d = gl.inline_asm_elementwise(
             PTX, CONSTRAINTS, args, is_pure=True, pack=1,
-            dtype=(
-                gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16, gl.int16
-            ),
+            dtype=(gl.int32, gl.int32, gl.int32, gl.int32),
         )  # fmt: skip
-        low = gl.join(gl.join(a, b), gl.join(c, d))
-        high = gl.join(gl.join(e, f), gl.join(g, h))
-        return gl.join(low, high)
+        pairs = gl.join(gl.join(a, c), gl.join(b, d)).permute((0, 2, 3, 4, 1))
+        return gl.join(pairs.to(gl.int16), (pairs >> 16).to(gl.int16))
     else:
         a, b, c, d = gl.inline_asm_elementwise(
             PTX, CONSTRAINTS, args, is_pure=True, pack=1,
             dtype=(gl.int16, gl.int16, gl.int16, gl.int16),
         )  # fmt: skip
-        return gl.join(gl.join(a, b), gl.join(c, d))
+        return gl.join(gl.join(a, b), gl.join(c, d)).permute((0, 2, 4, 1, 3))
 
 
 @gluon.jit
-def to_operand(
+def to_weights(
     words, first, second, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr,
-    BITS: gl.constexpr, LAYOUT: gl.constexpr,
+    BITS: gl.constexpr,
 ):  # fmt: skip
-    """Words of step_words -> weights [64, columns], operand A of wgmma with sums in LAYOUT.
+    """Words of step_words -> weights [rows, columns].
 
     first, second  what the conversion needs of each word, as 32 bits, or None
     """
-    weights = _joined(words, first, second, PTX, CONSTRAINTS, BITS)
-    if BITS == 4:  # noqa: SIM108
-        weights = weights.permute((0, 2, 5, 4, 1, 3))
-    else:
-        weights = weights.permute((0, 2, 4, 1, 3))
     COLUMNS: gl.constexpr = words.shape[2] * 128 // BITS
-    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    weights = gl.convert_layout(weights.reshape([64, COLUMNS]), operand, assert_trivial=True)
+    weights = _joined(words, first, second, PTX, CONSTRAINTS, BITS)
+    weights = weights.reshape([words.shape[0], COLUMNS])
     if DTYPE == "bf16":
         return weights.to(gl.bfloat16, bitcast=True)
     else:

@@ -17,7 +17,7 @@ from model_zoo.layers.quantized_gemm.hopper.convert import (
     load_chunk,
     step_words,
     take,
-    to_operand,
+    to_weights,
 )
 from model_zoo.layers.quantized_gemm.hopper.scales import (
     SCALE_COLUMNS,
@@ -63,28 +63,32 @@ def columns_of_sums(per_block: int, factors: int) -> int:
 
 
 @gluon.jit
-def _converted(
+def converted(
     chunk, scales, zeros, i: gl.constexpr, STEP: gl.constexpr, GROUP: gl.constexpr,
     PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr,
-    FACTORS: gl.constexpr, LAYOUT: gl.constexpr,
+    FACTORS: gl.constexpr,
 ):  # fmt: skip
-    """Operand A of step i of a unit, which is in the chunk; GROUP: columns of a scale's step."""
-    IN_CHUNK: gl.constexpr = CHUNK_WORDS * 32 // BITS // STEP
+    """Weights [rows, STEP] of step i of those that scales and zeros are of, which is in the chunk.
+
+    GROUP  columns of a scale's step
+    """
+    IN_CHUNK: gl.constexpr = chunk.shape[1] * 32 // BITS // STEP
     words = step_words(chunk, i % IN_CHUNK, BITS, STEP)
     first, second = None, None
     if FACTORS > 0:
         EACH: gl.constexpr = SCALE_COLUMNS // STEP  # steps of a block
         by_word: gl.constexpr = gl.SliceLayout(1, words.type.layout)
         first, second = multipliers(scales, i // EACH, DTYPE, FACTORS)
-        first = take(first.reshape([64, EACH, 4 // EACH]), i % EACH)
-        second = take(second.reshape([64, EACH, 4 // EACH]), i % EACH)
+        ROWS: gl.constexpr = chunk.shape[0]
+        first = take(first.reshape([ROWS, EACH, 4 // EACH]), i % EACH)
+        second = take(second.reshape([ROWS, EACH, 4 // EACH]), i % EACH)
         first = gl.convert_layout(first, by_word, assert_trivial=True)[:, None, :]
         second = gl.convert_layout(second, by_word, assert_trivial=True)[:, None, :]
         if FACTORS == 1:
             second = None
     elif zeros is not None:
         first = zero_points(zeros, i * STEP // GROUP, words, DTYPE, BITS)
-    return to_operand(words, first, second, PTX, CONSTRAINTS, DTYPE, BITS, LAYOUT)
+    return to_weights(words, first, second, PTX, CONSTRAINTS, DTYPE, BITS)
 
 
 @gluon.jit
@@ -112,10 +116,8 @@ def _multiply_async(
         if (i % IN_CHUNK == IN_CHUNK - 1) & (i < STEPS - 1):
             # Asked for before a step is converted, which takes longer.
             following = load_chunk(words, (i + 1) // IN_CHUNK)
-        a = _converted(
-            chunk, scales, zeros, i, STEP, STEP, PTX, CONSTRAINTS, DTYPE, BITS, FACTORS,
-            layout,
-        )  # fmt: skip
+        a = converted(chunk, scales, zeros, i, STEP, STEP, PTX, CONSTRAINTS, DTYPE, BITS, FACTORS)
+        a = gl.convert_layout(a, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
         b = rows.slice(i * STEP, STEP, 1).permute((1, 0))
         if SCALED:
             product = warpgroup_mma(a, b, none, use_acc=False, is_async=True)
@@ -180,10 +182,8 @@ def _multiply_sync(
             chunk = following
         if (i % IN_CHUNK == 0) & (i + IN_CHUNK < STEPS):
             following = load_chunk(words, i // IN_CHUNK + 1)
-        a = _converted(
-            chunk, scales, zeros, i, STEP, GROUP, PTX, CONSTRAINTS, DTYPE, BITS, FACTORS,
-            layout,
-        )  # fmt: skip
+        a = converted(chunk, scales, zeros, i, STEP, GROUP, PTX, CONSTRAINTS, DTYPE, BITS, FACTORS)
+        a = gl.convert_layout(a, gl.DotOperandLayout(0, layout, 2), assert_trivial=True)
         if SCALED:
             product = _mma(a, rows, none, i, STEP)
             if i % EACH > 0:

@@ -53,7 +53,7 @@ def of_rows(
 ):  # fmt: skip
     """Those of rows n and of BLOCKS blocks of columns.
 
-    n, first_block  [HEIGHT] in columns_layout(BLOCKS * EACH, EACH); first_block may be a number
+    n, first_block  [HEIGHT] in columns_layout(BLOCKS * EACH, EACH)
     """
     layout: gl.constexpr = columns_layout(BLOCKS * EACH, EACH)
     c = gl.arange(0, BLOCKS * EACH, gl.SliceLayout(0, layout))[None, :]
@@ -66,31 +66,38 @@ def of_rows(
 
 
 @gluon.jit
-def of_step(scales, i: gl.constexpr, layout: gl.constexpr):
-    """Those of a step [HEIGHT], in `layout`; bytes are int32 if four were loaded as one."""
+def of_step(scales, i: gl.constexpr):
+    """Those of a step [rows]; bytes are int32 if four were loaded as one."""
     packed: gl.constexpr = scales.dtype == gl.int32
     place: gl.constexpr = i // 4 if packed else i
-    one = take(scales.reshape([HEIGHT, scales.shape[1], 1]), place).reshape([HEIGHT])
+    one = take(scales.reshape([scales.shape[0], scales.shape[1], 1]), place)
+    one = one.reshape([scales.shape[0]])
     if packed:
         one = (one >> (i % 4 * 8)) & 0xFF
-    return gl.convert_layout(one, layout, assert_trivial=True)
+    return one
+
+
+@gluon.jit
+def as_float(scale):
+    """Scales of any type, of which one of 8 bits is the exponent of a power of two."""
+    if (scale.dtype == gl.uint8) | (scale.dtype == gl.int32):
+        scale = (scale.to(gl.int32) << 23).to(gl.float32, bitcast=True)
+    return scale.to(gl.float32)
 
 
 @gluon.jit
 def add_scaled(acc, product, scales, i: gl.constexpr):
     """acc + the products of step i times their scale."""
     layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
-    scale = of_step(scales, i, layout)
-    if (scale.dtype == gl.uint8) | (scale.dtype == gl.int32):  # the exponent of a power of two
-        scale = (scale.to(gl.int32) << 23).to(gl.float32, bitcast=True)
-    return acc + product * scale.to(gl.float32)[:, None]
+    scale = gl.convert_layout(of_step(scales, i), layout, assert_trivial=True)
+    return acc + product * as_float(scale)[:, None]
 
 
 @gluon.jit
 def zero_points(zeros, i: gl.constexpr, words, DTYPE: gl.constexpr, BITS: gl.constexpr):
-    """Of a step: [HEIGHT, 1, 1]."""
+    """Of a step: [rows, 1, 1]."""
     layout: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(2, words.type.layout))
-    zero = of_step(zeros, i, layout).to(gl.int32)
+    zero = gl.convert_layout(of_step(zeros, i), layout, assert_trivial=True).to(gl.int32)
     if DTYPE == "fp16":
         zero = zero * 0x10001 + 0x64006400
     elif BITS == 4:
@@ -104,20 +111,21 @@ def zero_points(zeros, i: gl.constexpr, words, DTYPE: gl.constexpr, BITS: gl.con
 
 @gluon.jit
 def multipliers(scales, i: gl.constexpr, DTYPE: gl.constexpr, EACH: gl.constexpr):
-    """Factors of block i of 128 columns: EACH (1 or 2) of each of its 4 words, [HEIGHT, 4] int32.
+    """Factors of block i of 128 columns: EACH (1 or 2) of each of its 4 words, [rows, 4] int32.
 
     Both are the same if EACH is 1: the scale of 32 columns, whose code is an exponent.  Of two
     scales of 16 columns each has E5M3 bits (packed_weight.py).
     """
-    four = take(scales.reshape([HEIGHT, scales.shape[1] // EACH, EACH]), i)
+    ROWS: gl.constexpr = scales.shape[0]
+    four = take(scales.reshape([ROWS, scales.shape[1] // EACH, EACH]), i)
     if EACH == 1:
         even, odd = four, four >> 8  # bytes 0 and 2; 1 and 3
         pairs = gl.join(gl.join(even, odd), gl.join(even >> 16, odd >> 16))
-        codes = pairs.permute((0, 1, 3, 2)).reshape([HEIGHT, 4]) & 0xFF
+        codes = pairs.permute((0, 1, 3, 2)).reshape([ROWS, 4]) & 0xFF
         first = codes * 0x800080 + 0x35803580  # 107 more, in the exponent of bf16
         second = first
     else:
-        two = gl.join(four, four >> 16).reshape([HEIGHT, 4])
+        two = gl.join(four, four >> 16).reshape([ROWS, 4])
         first, second = two & 0xFF, (two >> 8) & 0xFF
         if DTYPE == "fp16":
             first, second = first * 0x800080, second * 0x800080

@@ -41,6 +41,11 @@ QUANTIZED = [
     SkinnyQuantizedGemm(32, 512, 2, 3, split_units=2, x_stages=1, sync=True),
     SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1),
 ]
+# Whose warps have columns of their own: of 4 bits, and of multiples of 8 outputs.
+APART = [
+    SkinnyQuantizedGemm(64, 512, 2, 4, x_stages=2, sync=True, apart=True),
+    SkinnyQuantizedGemm(32, 1024, 2, 3, x_stages=1, sync=True, apart=True),
+]
 
 
 @pytest.fixture
@@ -75,6 +80,16 @@ def check_gate(gemm: GatingGemm, x: Tensor, weight: Any, plain: Tensor, gate: Ga
 def test_a_gated_product_of_a_quantized_weight_is_right(gemm: SkinnyQuantizedGemm, name: str):
     weight = quantized(name, 148, 640)  # 74 gates: the last tile has fewer than the others
     check_gate(gemm, numbers("cpu", 3, 640), pack(weight), weight.dequantize(BF16), "silu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("gemm", APART, ids=str)
+@pytest.mark.parametrize("name", ["int4 g64 zeros", "nvfp4"])
+def test_a_gated_product_of_warps_with_columns_of_their_own_is_right(
+    gemm: SkinnyQuantizedGemm, name: str
+):
+    weight = quantized(name, 152, 1152)  # 76 gates
+    check_gate(gemm, numbers("cpu", 3, 1152), pack(weight), weight.dequantize(BF16), "silu")
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -26,7 +26,7 @@ TINY = {torch.bfloat16: (2.0**-70, 2.0**-72), torch.float16: (2.0**-14, 2.0**-20
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of a device of three processors, whose programs compute several tiles each."""
-    monkeypatch.setattr(bands, "_processors", lambda device: 3)
+    monkeypatch.setattr(bands, "processors", lambda device: 3)
     folder = "model_zoo.layers.gemm.hopper"
     modules = [f"{folder}.{name}" for name in ("many_rows", "paced_stores", "sending_gemm")]
     with interpreted("sending_gemm_hopper", *modules):
@@ -215,7 +215,7 @@ def test_the_kernel_says_what_it_serves(shape: tuple[int, int, int], serves: boo
 def test_full_steps_of_an_8b_model_on_two_gpus_keep_programs_to_their_rows(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(bands, "_processors", lambda device: 132)
+    monkeypatch.setattr(bands, "processors", lambda device: 132)
     for inputs in (2048, 6144):
         grid = bands.tile_grid(torch.device("cpu"), 8192, 4096, inputs, width=256)
         assert grid.programs == 128 and grid.m_tiles == 64 and grid.n_tiles == 16

@@ -27,7 +27,7 @@ GATES: tuple[Gate | None, ...] = (None, "silu", "gelu")
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of a device of three processors, whose programs compute several tiles each."""
-    monkeypatch.setattr(bands, "_processors", lambda device: 3)
+    monkeypatch.setattr(bands, "processors", lambda device: 3)
     folder = "model_zoo.layers"
     modules = (
         f"{folder}.gemm.hopper.gate",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from model_zoo.layers.gemm import autotune
+from model_zoo.layers.gemm import autotune, bands
 from model_zoo.layers.gemm.autotune import (
     GemmKey,
     autotune_gemms,
@@ -25,7 +25,9 @@ from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm import candidates
 from model_zoo.layers.quantized_gemm.candidates import (
     FP8_BUCKETS,
+    PACKED_BUCKETS,
     quantized_candidates,
+    untimed,
     use_quantized_gemms,
 )
 from model_zoo.layers.quantized_gemm.dequant_gemm import DequantizeInRegistersUnsplit
@@ -36,6 +38,7 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     UnscaledMM,
 )
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, Int8GemmByRows, int8_gemms
+from model_zoo.layers.quantized_gemm.packed_many_rows import PackedManyRowsGemm, usual_gemm
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
@@ -71,6 +74,7 @@ def use_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> 
     fp8 = lambda gemm, device, dtype: capability >= (8, 9)  # noqa: E731
     monkeypatch.setattr(candidates, "runs", fp8)
     int8_gemms.cache_clear()
+    monkeypatch.setattr(bands, "processors", lambda device: 132)
 
 
 @pytest.mark.parametrize("rows", [*BUCKETS, *MANY_BUCKETS])
@@ -80,10 +84,82 @@ def test_hoppers_kernel_is_timed_beside_the_default(
 ):
     use_device(monkeypatch, (9, 0))
     first, *others = quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme(name, 4096))
-    skinny = [gemm for gemm in others if isinstance(gemm, SkinnyQuantizedGemm)]
-    assert len(skinny) >= 2 and not isinstance(first, SkinnyQuantizedGemm)
+    kind = PackedManyRowsGemm if rows > 64 and name != "fp8 block" else SkinnyQuantizedGemm
+    hopper = [gemm for gemm in others if isinstance(gemm, kind)]
+    assert len(hopper) >= 2 and not isinstance(first, kind)
     if rows > 64:
-        assert [first, others[0]] == [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
+        assert first == DequantizeThenCublas()
+        assert name != "fp8 block" or others[0] == DequantizeInRegistersUnsplit()
+
+
+FORMATS = (
+    "int4 g128",
+    "int4 g32 zeros",
+    "int4 row",
+    "nvfp4",
+    "mxfp4",
+    "fp8 row",
+    "int8 g128 zeros",
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("outputs", [24576, 4096, 1001])
+def test_until_gemms_are_timed_hopper_uses_its_own(
+    monkeypatch: pytest.MonkeyPatch, name: str, outputs: int
+):
+    """Which are among those that are tried, so that a start compiles no others."""
+    use_device(monkeypatch, (9, 0))
+    of_weight = scheme(name, 4096)
+    gemms, fallback = untimed(DEVICE, BF16, outputs, 4096, of_weight)
+    for rows, gemm in gemms.items():
+        tried = quantized_candidates(DEVICE, BF16, rows, outputs, 4096, of_weight)
+        assert gemm in tried and isinstance(gemm, SkinnyQuantizedGemm | PackedManyRowsGemm)
+    many = name[:4] in ("int4", "nvfp", "mxfp") and outputs % 8 == 0
+    assert list(gemms) == [*BUCKETS, *(PACKED_BUCKETS if many else ())]
+    assert fallback == (PackedManyRowsGemm(256) if many else DequantizeThenCublas())
+    use_device(monkeypatch, (8, 0))
+    gemms, fallback = untimed(DEVICE, BF16, outputs, 4096, of_weight)
+    assert set(gemms.values()) == {DequantizeInRegistersUnsplit()}
+    assert fallback == DequantizeThenCublas()
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "fastest"),
+    [
+        (128, 4096, 4096, {(64, 2)}),
+        (128, 24576, 4096, {(128, 1)}),
+        (128, 4096, 12288, {(128, 4), (64, 2)}),
+        (256, 4096, 12288, {(128, 2)}),
+        (512, 24576, 4096, {(256, 1)}),
+        (1024, 6144, 4096, {(128, 1)}),
+    ],
+)
+def test_the_usual_gemm_is_one_of_the_fastest_on_an_h200(
+    monkeypatch: pytest.MonkeyPatch,
+    rows: int,
+    outputs: int,
+    inputs: int,
+    fastest: set[tuple[int, int]],
+):
+    """Of Qwen3-8B's, by the measurements in docs/lab/quantized-weights.md: the two fastest."""
+    monkeypatch.setattr(bands, "processors", lambda device: 132)
+    of_weight = scheme("int4 g128", inputs)
+    gemm = usual_gemm(DEVICE, BF16, rows, outputs, inputs, of_weight)
+    assert gemm is not None and (gemm.width, gemm.parts) in fastest
+
+
+def test_few_tiles_are_tried_in_parts(monkeypatch: pytest.MonkeyPatch):
+    use_device(monkeypatch, (9, 0))
+
+    def tried(rows: int, outputs: int, inputs: int) -> set[tuple[int, int]]:
+        of_weight = scheme("int4 g128", inputs)
+        found = quantized_candidates(DEVICE, BF16, rows, outputs, inputs, of_weight)
+        return {(gemm.width, gemm.parts) for gemm in found if isinstance(gemm, PackedManyRowsGemm)}
+
+    assert tried(128, 4096, 12288) == {(64, 1), (64, 2), (128, 1), (128, 2), (128, 4)}
+    assert tried(256, 24576, 4096) == {(64, 1), (128, 1), (256, 1)}, "as they are they fill it"
+    assert tried(128, 4096, 3328) == {(64, 1), (128, 1)}, "13 times 256 columns"
 
 
 def test_other_devices_and_scales_have_the_plain_kernels(monkeypatch: pytest.MonkeyPatch):
@@ -122,8 +198,8 @@ def rows_of(layer: Linear) -> list[int]:
 
 def test_many_rows_are_tuned_where_cublas_has_no_product(monkeypatch: pytest.MonkeyPatch):
     use_device(monkeypatch, (9, 0))
-    assert rows_of(linear("int4 g128")) == [*BUCKETS, *MANY_BUCKETS]
-    assert rows_of(linear("nvfp4")) == [*BUCKETS, *MANY_BUCKETS]
+    assert rows_of(linear("int4 g128")) == [*BUCKETS, *PACKED_BUCKETS]
+    assert rows_of(linear("nvfp4")) == [*BUCKETS, *PACKED_BUCKETS]
     assert rows_of(linear("fp8 row")) == [*BUCKETS, *MANY_BUCKETS], "W8A16"
     assert rows_of(linear("fp8 row", activation_bits=8)) == [*BUCKETS], "fp8 tensor cores"
     assert rows_of(linear("int4 row zeros")) == [*BUCKETS]
@@ -203,13 +279,13 @@ def test_every_candidate_can_be_kept_in_the_file(monkeypatch: pytest.MonkeyPatch
     made = {
         f"{name} {rows} {number}": gemm
         for rows in (*BUCKETS, *MANY_BUCKETS)
-        for name in ("fp8 row", "int8 row")
+        for name in ("fp8 row", "int8 row", "int4 g128")
         for number, gemm in enumerate(
             quantized_candidates(DEVICE, BF16, rows, 6144, 4096, scheme(name, 4096, 8))
         )
     } | {"unscaled": UnscaledMM()}
     kinds = {type(gemm).__name__ for gemm in made.values()}
-    assert len(kinds) == 8 and {ScaledMM.__name__, Int8Gemm.__name__} <= kinds
+    assert len(kinds) == 9 and {ScaledMM.__name__, Int8Gemm.__name__} <= kinds
     write_choices(tmp_path / "products.json", "GPU", made)
     assert read_choices(tmp_path / "products.json", "GPU") == made
 

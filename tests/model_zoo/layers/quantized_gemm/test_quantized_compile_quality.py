@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from model_zoo.layers.quantized_gemm.packed_many_rows import WIDTHS
 from tests.support.kernels.shipped_quantized import FORMATS, QUANTIZED
 from tests.support.paths import ROOT
 
@@ -21,8 +22,8 @@ pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 # Bytes: with scales of 32 columns 64 rows need three sums of 32 registers.  A unit, 3400
 # instructions, has at most 43 of these loads.
 SPILLED = {"skinny int4 g32 zeros at 64": 128}
-# By wgmma in three programs on a multiprocessor: scales that are loaded once a unit.
-SPILLED |= {f"skinny {name} at 8": 64 for name in ("int4 g128", "int4 g32 zeros", "nvfp4")}
+# In three programs on a multiprocessor: scales and zero points of 32 columns of the next unit.
+SPILLED |= {"skinny int4 g32 zeros apart 64 at 8": 128}
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +163,9 @@ def test_one_warp_waits_for_the_kernel_before_and_only_then_loads_x(
     assert count(operations[first["ACQBULK"] :], "UTMALDG.2D") >= 1
 
 
-@pytest.mark.parametrize("name", [name for name in QUANTIZED if name.startswith("skinny")])
+@pytest.mark.parametrize(
+    "name", [name for name in QUANTIZED if name.startswith("skinny") and "apart" not in name]
+)
 def test_codes_go_through_registers_to_tensor_cores(
     shipped: dict[str, list[dict[str, Any]]], name: str
 ):
@@ -179,3 +182,36 @@ def test_codes_go_through_registers_to_tensor_cores(
     assert count(operations, "STS") <= stored and count(operations, "SHFL") <= stored
     converting = count(hot, "LOP3", "SHF", "PRMT", "HADD2", "HMUL2", "HFMA2")
     assert converting <= 2.3 * weights, "at the memory's speed an SM has 3.4 for each 4-bit weight"
+
+
+@pytest.mark.parametrize("name", [name for name in QUANTIZED if "apart" in name])
+def test_warps_with_columns_of_their_own_read_words_and_x_once(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    (kernel,) = shipped[name]
+    operations, hot = kernel["operations"], kernel["hot"]
+    words = count(hot, "LDS.128")  # of a thread and unit: 32 weights each
+    weights, tiles_of_x = 32 * words, int(name.split()[-1]) // 8
+    assert words in (8, 16), "each word is loaded once"
+    products = weights // 8 * max(1, tiles_of_x)
+    without = "int4 g128" in name or "int4 g64" in name  # a subtraction of zero points
+    of_x = products // (2 if "32 at" in name else 4) if without else 0
+    assert count(operations, "HMMA") == products + of_x
+    assert not without or not count(operations, "HADD2"), "128 a unit, were they subtracted"
+    assert count(hot, "MOV", "IMAD.MOV") <= 70 * words // 8, "halves stay together"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["int4 g128", "nvfp4", "mxfp4"])
+def test_many_rows_are_multiplied_while_the_next_weights_are_converted(
+    shipped: dict[str, list[dict[str, Any]]], name: str, width: int
+):
+    """Each stage of x is waited for once: ptxas lets every wgmma wait for the one before
+    where registers of an operand may still be in use."""
+    (kernel,) = shipped[f"packed many rows {name} by {width}"]
+    hot = kernel["hot"]
+    products = count(hot, "HGMMA")
+    assert products == 2 * 256 // 16, "of two warpgroups and 256 columns"
+    assert count(hot, "WARPGROUP") <= products // 2
+    assert not count(hot, "LDL", "STL")
+    assert not kernel["stray"] and not kernel["lost"]

@@ -28,6 +28,8 @@ SYNC = SkinnyQuantizedGemm(64, 256, 2, 4, x_stages=2, sync=True)
 SYNC_TWO_WARPGROUPS = SkinnyQuantizedGemm(128, 256, 2, 3, x_stages=1, sync=True)
 STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1)
 SYNC_STACKED = SkinnyQuantizedGemm(16, 1024, 2, 5, x_stages=1, sync=True)
+APART = SkinnyQuantizedGemm(64, 512, 2, 4, x_stages=2, sync=True, apart=True)
+APART_HALF_TILES = SkinnyQuantizedGemm(32, 1024, 2, 3, 2, x_stages=1, sync=True, apart=True)
 SYNC_TWO_RUNS = SkinnyQuantizedGemm(32, 512, 2, 3, split_units=2, x_stages=1, sync=True)
 
 
@@ -65,6 +67,28 @@ def check(gemm: SkinnyQuantizedGemm, x: Tensor, weight: QuantizedWeight, bias: T
 def test_products_of_every_kind_are_right(gemm: SkinnyQuantizedGemm, name: str, dtype: torch.dtype):
     weight = quantized(name, 77, 640, scales=dtype)
     check(gemm, numbers("cpu", dtype, 3, 640), weight, numbers("cpu", dtype, 77))
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize(
+    "name", [name for name in SERVED if name.startswith(("int4", "nv", "mxfp4"))]
+)
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("gemm", [APART, APART_HALF_TILES], ids=str)
+def test_products_of_warps_with_columns_of_their_own_are_right(
+    gemm: SkinnyQuantizedGemm, name: str, dtype: torch.dtype
+):
+    weight = quantized(name, 88, 1152, scales=dtype)
+    for rows in (3, 12):
+        check(gemm, numbers("cpu", dtype, rows, 1152), weight, numbers("cpu", dtype, 88))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_large_values_of_a_few_columns_are_multiplied_right():
+    """Of codes that no zero point was subtracted from, 136 times the sum of x is taken off."""
+    weight, x = quantized("int4 g128", 64, 1024), numbers("cpu", BF16, 4, 1024)
+    x[:, [5, 700]] *= 1000
+    check(APART, x, weight, None)
 
 
 @pytest.mark.usefixtures("on_cpu")
@@ -111,6 +135,9 @@ def test_weights_that_the_kernel_does_not_know_are_not_served():
 
     assert serves("int4 g128") and serves("nvfp4") and serves("int4 row")
     assert not serves("int4 row zeros"), "one zero point a row"
+    assert APART.serves(16, 64, 512, pack(quantized("nvfp4", 64, 512)))
+    assert not APART.serves(16, 60, 512, pack(quantized("nvfp4", 60, 512))), "eight rows at once"
+    assert not APART.serves(16, 64, 512, pack(quantized("fp8 row", 64, 512))), "of 4 bits alone"
     assert not multiplies(replace(pack(quantized("nvfp4", 1, 128)), row_scales=None), 128)
     assert not multiplies(replace(pack(quantized("fp8 block", 1, 128)), column_group=64), 128)
 
