@@ -261,6 +261,10 @@ class Linear(nn.Module):
         """What multiplies so many rows; None: cuBLAS, or on a CPU PyTorch's product."""
         return self._gemms.of(rows)
 
+    def all_gemms(self) -> list[GemmImpl | None]:
+        """As GemmsByRows.all."""
+        return self._gemms.all()
+
     def sizes_above(self, rows: int) -> list[int]:
         """As GemmsByRows.sizes_above."""
         return self._gemms.sizes_above(rows)

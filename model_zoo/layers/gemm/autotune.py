@@ -97,6 +97,7 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
         return
     from model_zoo.layers.gemm import autotune_cache
     from model_zoo.layers.gemm.timing import times
+    from model_zoo.layers.quantized_gemm.fp8_gemm import release_scratch
 
     device = next(iter(layers.values()))[0].device
     file = autotune_cache.chosen_file() if file is None else file
@@ -121,6 +122,9 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
     for gemm_key, found in layers.items():
         if not gemm_key.swiglu:
             check_fused(str(gemm_key), gemm_key.rows, found)
+    release_scratch(
+        gemm for layer in model.modules() if isinstance(layer, Linear) for gemm in layer.all_gemms()
+    )
 
 
 def run_candidates(model: nn.Module) -> None:

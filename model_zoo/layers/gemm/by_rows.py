@@ -32,6 +32,10 @@ class GemmsByRows(Generic[Impl]):
         """Set those of some buckets, and keep the others."""
         self.set({**self._gemms, **gemms}, self.fallback)
 
+    def all(self) -> list[Impl | None]:
+        """That of any number of rows."""
+        return [*self._gemms.values(), self.fallback]
+
     def sizes_above(self, rows: int) -> list[int]:
         """Numbers of rows, ascending: the smallest of each GEMM for more than so many rows."""
         return [1 + rows, *(1 + most for most in self._gemms if most > rows)]

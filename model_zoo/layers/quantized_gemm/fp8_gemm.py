@@ -5,6 +5,7 @@ For many rows, where cuBLAS is limited by its arithmetic and the passes before i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from model_zoo.layers.gemm.implementations import GemmImpl
 from model_zoo.layers.quantized_gemm.dequantize import dequantize_into
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.quantize_rows import quantize_rows
@@ -142,6 +144,12 @@ def scratch(device: torch.device, dtype: torch.dtype, elements: int) -> Tensor:
     """[elements]: memory for one dequantized weight, which layers use one after the other."""
     most = max(_largest.get((device, dtype), 0), elements)
     return _allocated(device, dtype, most)[:elements]
+
+
+def release_scratch(gemms: Iterable[GemmImpl | None]) -> None:
+    """Free that memory if none of a model's GEMMs needs it: choosing them may have allocated it."""
+    if not any(isinstance(gemm, DequantizeThenCublas) for gemm in gemms):
+        _allocated.cache_clear()
 
 
 @cache

@@ -12,6 +12,7 @@ from model_zoo.layers.quantized_gemm import fp8_gemm
 from model_zoo.layers.quantized_gemm.fp8_gemm import (
     DequantizeThenCublas,
     ScaledMM,
+    release_scratch,
     reserve_scratch,
     scratch,
 )
@@ -54,6 +55,15 @@ def test_layers_share_one_scratch_buffer_of_the_largest(
         assert torch.equal(gemm.run(x, one, bias[: len(one.words)]), expected)
         plain = scratch(place, FP16, 41 * 256)[: len(one.words) * 256].view(-1, 256)
         assert torch.equal(plain, weight.dequantize(FP16)), "the last one is in it"
+
+
+def test_the_scratch_buffer_is_kept_for_a_gemm_that_needs_it_alone():
+    place, others = torch.device("cpu"), [None, ScaledMM("row")]
+    first = scratch(place, FP16, 64)
+    release_scratch([*others, DequantizeThenCublas()])
+    assert scratch(place, FP16, 64).data_ptr() == first.data_ptr()
+    release_scratch(others)
+    assert scratch(place, FP16, 64).data_ptr() != first.data_ptr()
 
 
 def test_scaled_mm_reports_what_it_multiplies():
