@@ -22,6 +22,7 @@ from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 WIDTHS = (64, 128, 256)
+PARTED = 128  # the widest tiles whose columns may be in parts: to add wider ones takes too long
 TILE_ROWS = 128  # of W: two warpgroups' HEIGHT of the kernel
 CHUNK = 256  # columns of W, of which a part has whole ones
 # What a chunk of columns takes besides its rows of x, since its codes are converted, in rows of x,
@@ -36,7 +37,7 @@ class PackedManyRowsGemm:
 
     name = "dequantize in registers, many rows (Hopper)"
     width: int  # rows of x of a tile: one of WIDTHS
-    parts: int = 1  # of a tile's columns, which different programs have
+    parts: int = 1  # of a tile's columns, which different programs have; 1 above PARTED
 
     def serves(
         self,
@@ -49,7 +50,8 @@ class PackedManyRowsGemm:
         """Whether x [rows, inputs] W^T is computed, x being of the type and W such a weight."""
         tiles = -(-rows // self.width) * -(-outputs // TILE_ROWS)
         divides = self.parts == 1 or (
-            -(-inputs // CHUNK) % self.parts == 0
+            self.width <= PARTED
+            and -(-inputs // CHUNK) % self.parts == 0
             and 4 * self.parts * tiles * TILE_ROWS * self.width <= PARTS_BYTES
             and 2 * tiles <= TILES
         )

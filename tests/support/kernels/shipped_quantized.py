@@ -186,22 +186,24 @@ for name in FORMATS:
 for name in (*FORMATS, "mxfp4"):
     QUANTIZED[f"skinny {name} at 16"] = partial(call_skinny, name, 16, 64)
     QUANTIZED[f"skinny {name} sync at 8"] = partial(call_skinny, name, 8, 64, True)
-    QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 64, True)
-    QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 128)
+    QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 64)
+for name in ("fp8 row", "fp8 block"):
+    QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
+    QUANTIZED[f"skinny {name} by 128 at 64"] = partial(call_skinny, name, 64, 128)
 APART = ("int4 g128", "int4 g32 zeros", "int4 g64 zeros", "nvfp4", "mxfp4")
 for name in APART:
-    for rows, block_n in ((8, 64), (8, 32), (16, 64)):
+    for rows, block_n in ((8, 64), (8, 32), (16, 32)):
         QUANTIZED[f"skinny {name} apart {block_n} at {rows}"] = partial(
             call_skinny, name, rows, block_n, sync=True, apart=True
         )
 for rows in (1, 16):
-    QUANTIZED[f"gated skinny int4 g128 apart at {rows}"] = partial(
-        call_skinny, "int4 g128", rows, 64, True, "silu", True
+    QUANTIZED[f"gated skinny int4 g128 apart 32 at {rows}"] = partial(
+        call_skinny, "int4 g128", rows, 32, True, "silu", True
     )
 for name in ("int4 g128", "fp8 row"):
     QUANTIZED[f"gated skinny {name} at 1"] = partial(call_skinny, name, 1, 16, True, "silu")
     QUANTIZED[f"gated skinny {name} at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
-    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 64, True, "silu")
+    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 64, False, "silu")
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
 QUANTIZED["skinny fp8 row two runs sync"] = partial(call_skinny, "fp8 row", 8, 32, True)

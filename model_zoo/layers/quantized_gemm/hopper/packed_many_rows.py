@@ -52,7 +52,7 @@ GROUPS = gl.constexpr(2)  # warpgroups that compute, of HEIGHT rows of W each
 BITS = gl.constexpr(4)
 CHUNK = gl.constexpr(256)  # columns of W that are loaded at once: rows of 128 bytes
 BLOCKS = gl.constexpr(2)  # of 128 columns in a chunk, whose scales lie together
-PART = gl.constexpr(128)  # rows of x whose y is stored at once
+PART = gl.constexpr(128)  # rows of x whose y is stored at once, and the most of a tile in parts
 
 
 @gluon.jit
@@ -309,8 +309,9 @@ def _multiply(
         )  # fmt: skip
         before += k_chunks
         last = True
-        if parts > 1:
-            acc, last = _add_parts(acc, PARTS, ARRIVED, tile * GROUPS + g, part, parts)
+        if acc.shape[1] <= PART:  # noqa: SIM102 - known when it is compiled, unlike `parts`
+            if parts > 1:
+                acc, last = _add_parts(acc, PARTS, ARRIVED, tile * GROUPS + g, part, parts)
         if last:
             _finish(
                 acc, out_desc, results.index(g), ROW_SCALES, BIAS, N, m * acc.shape[1], row, FACTOR
