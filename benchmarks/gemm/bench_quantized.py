@@ -40,7 +40,6 @@ from model_zoo.layers.gemm.timing import COLD_BYTES
 from model_zoo.layers.quantized_gemm.candidates import (
     HOPPER,
     fp8_many_rows,
-    packed_many_rows,
     scaled_mm,
     unscaled_mm,
 )
@@ -54,7 +53,7 @@ from model_zoo.layers.quantized_gemm.fp8_gemm import (
     reserve_scratch,
 )
 from model_zoo.layers.quantized_gemm.int8.gemm import Int8Gemm, activation_kind, int8_gemms
-from model_zoo.layers.quantized_gemm.packed_many_rows import PackedManyRowsGemm
+from model_zoo.layers.quantized_gemm.packed_many_rows import PackedManyRowsGemm, many_rows_gemms
 from model_zoo.layers.quantized_gemm.packed_weight import E5M3_BIAS, PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -148,7 +147,7 @@ def gemms_of(
     """Each that is timed, but for cuBLAS."""
     programs = torch.cuda.get_device_properties(device).multi_processor_count
     scheme = scheme_of(name, shape[1])
-    many = packed_many_rows(device, BF16, rows, *shape, scheme) if rows > MAX_ROWS else []
+    many = many_rows_gemms(device, BF16, rows, *shape, scheme) if rows > MAX_ROWS else []
     yield from many
     if rows > MAX_ROWS:
         yield DequantizeThenCublas()

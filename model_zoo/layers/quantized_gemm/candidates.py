@@ -8,7 +8,13 @@ from functools import cache
 import torch
 from torch import nn
 
-from model_zoo.layers.gemm.implementations import BUCKETS, MANY_BUCKETS, MAX_ROWS, GemmImpl
+from model_zoo.layers.gemm.implementations import (
+    BUCKETS,
+    MANY_BUCKETS,
+    MAX_ROWS,
+    GemmImpl,
+    is_hopper,
+)
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_gemm.dequant_gemm import (
     DequantizeInRegistersUnsplit,
@@ -27,11 +33,7 @@ from model_zoo.layers.quantized_gemm.int8.gemm import (
     activation_kind,
     int8_gemms,
 )
-from model_zoo.layers.quantized_gemm.packed_many_rows import (
-    PackedManyRowsGemm,
-    many_rows_gemms,
-    usual_gemm,
-)
+from model_zoo.layers.quantized_gemm.packed_many_rows import many_rows_gemms, usual_gemm
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.layers.quantized_gemm.skinny import multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -80,7 +82,7 @@ def quantized_candidates(
         found += [UnscaledMM()] if leaves_scales and rows <= UNSCALED_BUCKETS[-1] else []
         return found + ([] if many is None else [many])
     if rows > MAX_ROWS:
-        packed = packed_many_rows(device, dtype, rows, outputs, inputs, scheme)
+        packed = many_rows_gemms(device, dtype, rows, outputs, inputs, scheme)
         if packed:
             return [DequantizeThenCublas(), *packed]
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
@@ -124,7 +126,7 @@ def tuned_above(
         return FP8_BUCKETS
     if leaves_scales:
         return UNSCALED_BUCKETS
-    if packed_many_rows(device, dtype, MAX_ROWS + 1, outputs, inputs, scheme):
+    if many_rows_gemms(device, dtype, MAX_ROWS + 1, outputs, inputs, scheme):
         return PACKED_BUCKETS
     if not runs_skinny(device, inputs, scheme):
         return ()
@@ -162,20 +164,6 @@ def fp8_many_rows(
     gemm = Fp8ManyRowsGemm()
     hopper = torch.cuda.get_device_capability(device) == HOPPER
     return gemm if hopper and gemm.serves(1, outputs, inputs) else None
-
-
-def packed_many_rows(
-    device: torch.device,
-    dtype: torch.dtype,
-    rows: int,
-    outputs: int,
-    inputs: int,
-    scheme: WeightScheme,
-) -> list[PackedManyRowsGemm]:
-    """Each PackedManyRowsGemm that the device has for the scheme."""
-    if torch.cuda.get_device_capability(device) != HOPPER:
-        return []
-    return many_rows_gemms(device, dtype, rows, outputs, inputs, scheme)
 
 
 @cache
@@ -243,7 +231,7 @@ def untimed(
     """
     found: dict[int, GemmImpl] = dict.fromkeys(BUCKETS, DequantizeInRegistersUnsplit())
     fallback: GemmImpl = DequantizeThenCublas()
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+    if not is_hopper(device):
         return found, fallback
     if runs_skinny(device, inputs, scheme):
         programs = torch.cuda.get_device_properties(device).multi_processor_count

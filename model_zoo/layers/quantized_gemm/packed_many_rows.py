@@ -120,11 +120,13 @@ def many_rows_gemms(
     inputs: int,
     scheme: WeightScheme,
 ) -> list[PackedManyRowsGemm]:
-    """Candidates for x [rows, inputs] of the type and W [outputs, inputs].
+    """Candidates for x [rows, inputs] of the type and W [outputs, inputs], on a GPU: a Hopper's.
 
     Tiles of few rows of x are in parts where whole ones would leave half of the processors idle.
     """
-    found = []
+    found: list[PackedManyRowsGemm] = []
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return found
     for width in WIDTHS:
         tiles = -(-rows // width) * -(-outputs // TILE_ROWS)
         for parts in (1, 2, 4):
