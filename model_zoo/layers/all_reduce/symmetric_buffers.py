@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 from typing import Protocol
 
 import torch
@@ -169,12 +168,9 @@ class SymmetricMemory:
         return ""
 
     def allocate(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> Tensor:
-        from torch._C._distributed_c10d import _SymmetricMemory as Allocator
+        from torch.distributed import _symmetric_memory as symmetric_memory
 
-        # As torch.distributed._symmetric_memory.empty does, but for its memory pool; that imports
-        # SymPy to check the shape, which takes two seconds of a start.
-        strides = tuple(prod(shape[dim + 1 :]) for dim in range(len(shape)))
-        memory = Allocator.empty_strided_p2p(shape, strides, dtype, device).fill_(-0.0)
+        memory = symmetric_memory.empty(*shape, dtype=dtype, device=device).fill_(-0.0)
         torch.cuda.synchronize(device)
         return memory
 
