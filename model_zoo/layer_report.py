@@ -47,8 +47,8 @@ def slow_layers(model: Model) -> list[str]:
         elif slow := [rows for rows in _many(linears) if DEQUANTIZED in _kernels(linears, [rows])]:
             steps = "each step" if slow == _many(linears)[-len(slow) :] else "some steps"
             found.append(
-                f"{layers} are dequantized for {steps} of more than {slow[0] - 1} tokens, which "
-                f"then take{'s' * (steps == 'each step')} longer than with unquantized weights"
+                f"{layers} are dequantized for {steps} of more than {slow[0] - 1} tokens: that "
+                "takes longer than unquantized weights would"
             )
     return found
 

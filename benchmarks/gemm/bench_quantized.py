@@ -5,7 +5,7 @@
 For each kind of weight, GEMM of a layer and number of rows: microseconds, and the share of the
 memory's bandwidth at which the weight was read, of:
 
-  dequantize in registers (Hopper)  SkinnyQuantizedGemm; above 64 rows, 64 at a time
+  dequantize in registers (Hopper)  SkinnyQuantizedGemm; of 8 bits above 64 rows, 64 at a time
   dequantize in registers, many rows (Hopper)  of 4 bits above 64 rows: PackedManyRowsGemm
   dequantize in registers           plain Triton
   dequantize then cuBLAS            above 64 rows: the weight as bf16 into memory, then cuBLAS

@@ -63,6 +63,11 @@ def test_products_that_dequantize_first_are_slow(tmp_path: Path):
     [warning] = slow_layers(model)
     assert warning.startswith(f"{start} 256 tokens")
     assert describe_layers(model)[0].endswith("above 64 rows dequantize then cuBLAS, fast")
+    for layer in model.modules():
+        if isinstance(layer, Linear) and layer.packed is not None:
+            layer.use_gemms({256: DEQUANTIZED_FIRST, 1024: FAST}, FAST)
+    [warning] = slow_layers(model)
+    assert "are dequantized for some steps of more than 64 tokens" in warning
 
 
 def test_products_of_codes_are_not(tmp_path: Path):
