@@ -224,6 +224,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._open:
             self._open.popleft()
         super().on_response_complete()
+        if self.pipeline and not self.transport.is_closing():
+            # uvicorn reads on, and would read the end of a half that its client has closed: then
+            # what the client has sent before would not be answered.
+            self.flow.pause_reading()
         if self.cycle.response_complete:  # otherwise it is that of a request sent ahead
             self._limit.request_ended(self)
 
