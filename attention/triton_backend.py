@@ -19,6 +19,7 @@ from torch import Tensor
 from attention.backend import BackendChoice, Capacity, Shape, UnsupportedAttention
 from attention.common.flash1 import flash1
 from attention.common.kernel_inputs import KernelInputs
+from attention.common.tma_rows import empty_with_room
 from attention.common.write_kv import write_kv
 from attention.kv_pool import KVPool, LayerKV
 from attention.metadata import AttentionMetadata
@@ -72,7 +73,7 @@ class KernelBackend(ABC):
         lse: Tensor | None = None,
     ) -> Tensor:
         """Backend.attend; the output of padding tokens, which belong to no row, is undefined."""
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = empty_with_room(q.shape, q.dtype, q.device)
         inputs = KernelInputs(
             q, kv.k, kv.v, meta.page_tables[kv.group], out, lse, scale=scale,
             softcap=softcap, sinks=sinks, k_scale=kv.k_scale, v_scale=kv.v_scale,

@@ -57,7 +57,7 @@ OTHERS = ("linear.py", "swiglu_linear.py", "quantized_rows.py", "norm.py", "norm
 OTHERS += ("kernels/silu_mul.py", "kernels/add_rms_norm.py", "kernels/hold.py")
 OTHERS += ("row_parallel.py", "all_reduce/symmetric_buffers.py")
 # Of what kernels import: device functions shared with attention kernels, and constants.
-SHARED = ("hopper.py", "dependent_launch.py", "softmax.py")
+SHARED = ("hopper.py", "dependent_launch.py", "softmax.py", "tma_rows.py")
 CONSTANTS = ("moe_config.py", "quantization/quantized_weight.py", "quantization/weight_scheme.py")
 LOCK_SECONDS, LOCK_POLL_SECONDS = 2.0, 0.01  # a server holds it for milliseconds
 log = logging.getLogger(__name__)

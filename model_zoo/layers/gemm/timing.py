@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from attention.common.dependent_launch import can_depend
+from attention.common.tma_rows import empty_with_room
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     Gate,
@@ -81,7 +82,7 @@ class SmallKernel:
         self._after, self._rows = after, rows
         columns = 2 * inputs if after == "silu_mul" else inputs
         self._source = torch.randn(rows, columns, dtype=dtype, device=device)
-        self._x = torch.randn(rows, inputs, dtype=dtype, device=device)
+        self._x = empty_with_room((rows, inputs), dtype, device).normal_()
         self._ones = torch.ones(inputs, dtype=dtype, device=device)
 
     def run_with(

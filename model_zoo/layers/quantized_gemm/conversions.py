@@ -1,13 +1,19 @@
 """PTX that converts a word of packed codes to weights of 16 bits, for hopper/convert.py.
 
-Weights are exact, but for the factor that SCALED_DOWN undoes, and the scale of int4:
+Weights are exact, but for a factor, a power of two that the kernel undoes, and the scale of int4:
 
-    int4   code - zero; a code is put below the exponent of 128 (fp16: 1024), whose ulp is 1;
-           times the scale where one is given, rounded once.  For kernels that correct sums of
-           products instead: 128 + code, of bf16
-    int8   code - zero, alike; words hold codes - 128
+    int4   fp16: code - zero, from a code below the exponent of 1024, whose ulp is 1
+           bf16: (code - zero) / 2^6 (INT4_SCALED_DOWN).  Bits 0 to 7 of a number whose other bits
+           are zero are a whole number times 2^-133, as the lowest bit of the exponent makes it
+           normal with the same ulp.  So codes that are masked in two pairs' places are code times
+           2^-133, and times 2^-129 in every second pair; one FMA multiplies them by 2^127 or
+           2^123 and takes off zero / 2^6.  A scale is multiplied, rounded once, if one is given:
+           times 2^6, for weights without the factor
+           raw: these subnormal numbers, for kernels that correct sums of products
+    int8   code - zero, by an exponent above the code, too; words hold codes - 128
     fp8    the code's bits in the exponent and mantissa of a subnormal, times 2^120 (fp16: 2^8)
-    fp4    alike, times 2^126 (fp16: 2^14), and times the scale where factors() says so
+    fp4    alike, times 2^126 (fp16: 2^14), and times the scale where factors() says so; then the
+           factor is 1 / SCALED_DOWN
 """
 
 from __future__ import annotations
@@ -22,6 +28,10 @@ from model_zoo.quantization.quantized_weight import BITS, CodeKind
 # product stays in range.  The code of a scale of 16 columns is its exponent + 10 in 5 bits and 3
 # bits of mantissa, that of 32 columns its exponent + 127 (packed_weight.py).
 SCALED_DOWN = {"bf16": 2.0**19, "fp16": 2.0**5}
+# Of int4 in bf16.  For raw codes x, which is below 2^63, is multiplied by the first of RAW_X, and
+# where it meets a second pair by the other one.
+INT4_SCALED_DOWN, RAW_SCALED_DOWN = 2.0**6, 2.0**69
+RAW_X = 2.0**64, 2.0**60
 
 _AND_OR, _AND_XOR = "0xEA", "0x6A"  # lop3's tables of (a & b) | c and (a & b) ^ c
 _HALF = {"bf16": "bf16x2", "fp16": "f16x2"}
@@ -31,26 +41,53 @@ def _asm(lines: list[str], results: list[str], *, halves: bool = False) -> str:
     """halves: outputs are the halves of the results."""
     outputs = [f"{{${2 * i}, ${2 * i + 1}}}" if halves else f"${i}" for i in range(len(results))]
     parts = [f"mov.b32 {to}, {x};" for to, x in zip(outputs, results, strict=True)]
-    return "{\n.reg .b32 p<4>, s<4>;\n" + "\n".join(lines + parts) + "\n}"
+    return "{\n.reg .b32 p<4>, s<6>;\n" + "\n".join(lines + parts) + "\n}"
 
 
-def _int4(dtype: str, zeros: bool, subtract: bool, scale: str) -> str:
-    """The zero point below the exponent of the codes, in both halves, is $5.
+# Bits 0 to 7 hold two pairs, so one shift brings the other two there.
+_RAW = [
+    "and.b32 p0, $4, 0x000F000F;",
+    "and.b32 p1, $4, 0x00F000F0;",
+    "shr.b32 s1, $4, 8;",
+    "and.b32 p2, s1, 0x000F000F;",
+    "and.b32 p3, s1, 0x00F000F0;",
+]
 
-    scale  the type of the scale, which comes after it and is multiplied, rounded once: of 16 bits,
-           that of the weights, in both halves; or of the weights bf16 in "f32"; "" without one
-    """
-    middle, magic = {"bf16": ("43084308", "43004300"), "fp16": ("64086408", "64006400")}[dtype]
-    zero, factor = "$5" if zeros else "s0", f"${5 + zeros}"
-    lines = [f"mov.b32 s0, 0x{middle};"] if subtract and not zeros else []
+
+def _int4_bf16(zeros: bool) -> list[str]:
+    """$5: the zero point times -1/64, in both halves."""
+    lines = [*_RAW, "mov.b32 s0, 0x7F007F00;", "mov.b32 s3, 0x7D007D00;"]
+    lines += [] if zeros else ["mov.b32 s2, 0xBE00BE00;"]  # of 8
+    zero = "$5" if zeros else "s2"
+    return lines + [
+        f"fma.rn.bf16x2 p{i}, p{i}, {'s3' if i % 2 else 's0'}, {zero};" for i in range(4)
+    ]
+
+
+def _int4_fp16(zeros: bool) -> list[str]:
+    """$5: the zero point below the exponent of the codes, in both halves."""
+    lines = ["mov.b32 s2, $5;" if zeros else "mov.b32 s2, 0x64086408;"]
     for i in range(4):
         lines += [f"shr.b32 s1, $4, {4 * i};"] if i else []
-        lines += [f"lop3.b32 p{i}, {'s1' if i else '$4'}, 0x000F000F, 0x{magic}, {_AND_OR};"]
-        lines += [f"sub.{_HALF[dtype]} p{i}, p{i}, {zero};"] if subtract else []
+        lines += [f"lop3.b32 p{i}, {'s1' if i else '$4'}, 0x000F000F, 0x64006400, {_AND_OR};"]
+        lines += [f"sub.f16x2 p{i}, p{i}, s2;"]
+    return lines
+
+
+def _int4(dtype: str, zeros: bool, scale: str) -> str:
+    """The scale comes after the zero point, and is multiplied, rounded once; of bf16 it is given
+    times INT4_SCALED_DOWN.
+
+    scale  its type: of 16 bits, that of the weights, in both halves; or of the weights bf16 in
+           "f32"; "" without one
+    """
+    lines = _int4_bf16(zeros) if dtype == "bf16" else _int4_fp16(zeros)
+    factor = f"${5 + zeros}"
+    for i in range(4):
         if scale == "f32":
-            lines += [f"shl.b32 s2, p{i}, 16;", f"and.b32 s3, p{i}, 0xFFFF0000;"]
-            lines += [f"mul.f32 s{j}, s{j}, {factor};" for j in (2, 3)]
-            lines += [f"cvt.rn.bf16x2.f32 p{i}, s3, s2;"]
+            lines += [f"shl.b32 s4, p{i}, 16;", f"and.b32 s5, p{i}, 0xFFFF0000;"]
+            lines += [f"mul.f32 s{j}, s{j}, {factor};" for j in (4, 5)]
+            lines += [f"cvt.rn.bf16x2.f32 p{i}, s5, s4;"]
         elif scale:
             lines += [f"mul.{_HALF[dtype]} p{i}, p{i}, {factor};"]
     return _asm(lines, ["p0", "p1", "p2", "p3"])
@@ -142,12 +179,12 @@ def factors(kind: CodeKind, dtype: str, column_group: int) -> int:
     return 2 if column_group == 16 else int(dtype == "bf16")
 
 
-def added(kind: CodeKind, dtype: str) -> int:
-    """What conversions that do not subtract leave added to a code; 0 if they always do.
+def may_be_raw(kind: CodeKind, dtype: str) -> bool:
+    """Whether there are conversions that leave zero points to who corrects sums of products.
 
-    With 1024 + code of fp16 the digits that cancel out would be as many as fp16 has.
+    None to fp16, whose exponents do not reach so far.
     """
-    return 128 if kind == "int4" and dtype == "bf16" else 0
+    return kind == "int4" and dtype == "bf16"
 
 
 @cache
@@ -157,18 +194,20 @@ def conversion(
     zeros: bool,
     scales: int,
     *,
-    subtract: bool = True,
+    raw: bool = False,
     scale: str = "",
 ) -> Conversion:
     """dtype: "bf16" or "fp16"; zeros: zero points are given; scales: of factors().
 
-    subtract  the zero point, and what added() says, which then are none of the arguments
-    scale     as of _int4, for which `scales` is 1 if it is given
+    raw    the zero point is not subtracted, and none of the arguments
+    scale  as of _int4, for which `scales` is 1 if it is given
     """
     assert kind != "int4" or scales == bool(scale)
-    zeros = zeros and subtract
-    if kind == "int4":
-        ptx = _int4(dtype, zeros, subtract, scale)
+    zeros = zeros and not raw
+    if raw:
+        ptx = _asm(_RAW, ["p0", "p1", "p2", "p3"])
+    elif kind == "int4":
+        ptx = _int4(dtype, zeros, scale)
     elif kind == "int8":
         ptx = _int8(dtype, zeros)
     elif kind == "fp8":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from attention.common.tma_rows import empty_with_room, with_rows_behind
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     PARTS_BYTES,
@@ -114,10 +115,11 @@ class SkinnyQuantizedGemm(GatingGemm):
         self, x: Tensor, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
         """As GatingGemm.multiply."""
-        (rows, inputs), (outputs, columns) = x.shape, weight.shape
-        assert inputs == columns and self.serves(rows, outputs, inputs, weight)
-        x = in_packed_order(x, weight)
-        out = x.new_empty(rows, outputs if gate is None else outputs // 2)
+        (rows, inputs), outputs = x.shape, len(weight.words)
+        assert inputs == weight.shape[1] and self.serves(rows, outputs, inputs, weight)
+        x = with_rows_behind(in_packed_order(x, weight), _height(rows))
+        columns = outputs if gate is None else outputs // 2
+        out = empty_with_room((rows, columns), x.dtype, x.device)
         for first in range(0, rows, MAX_ROWS):
             part = slice(first, first + MAX_ROWS)
             self._multiply(x[part], weight, bias, out[part], _height(rows), gate)
@@ -132,12 +134,15 @@ class SkinnyQuantizedGemm(GatingGemm):
         height: int,
         gate: Gate | None,
     ) -> None:
-        """height: rows of x of a tile, so that the last of many rows need no kernel of their own"""
+        """height: rows of x of a tile, so that the last of many rows need no kernel of their own
+
+        x may have more rows than out.
+        """
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.quantized_gemm.skinny_hopper import _skinny_quantized_gemm
 
-        (rows, inputs), outputs = x.shape, len(weight.words)
+        rows, inputs, outputs = len(out), x.shape[1], len(weight.words)
         bits, fold, groups = BITS[weight.kind], self.fold, self.groups
         columns, k_blocks = self.block_k // fold, -(-inputs // self.block_k)
         units = -(-outputs // self.block_n) * k_blocks
@@ -152,7 +157,7 @@ class SkinnyQuantizedGemm(GatingGemm):
             four_together(weight.scales, found.per_block),
             four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
             rows, outputs, k_blocks, self.split_units, ahead, -(-inputs // BLOCK),
-            **found.constants, GATE=gate or "", APART=self.apart, ADDED=found.added,
+            **found.constants, GATE=gate or "", APART=self.apart, RAW=found.raw,
             FOLD=fold, GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages,
             SWIZZLE=found.swizzle, REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4,
             maxnreg=self.registers, **dependent_launch(x.device),

@@ -7,8 +7,7 @@ a wait for the preceding kernel, one that loads x), but for what is done with a 
             16 rows of x, of mma.sync (SYNC).  APART: one warpgroup by mma.sync, each of whose warps
             has all rows of a tile and columns of its own
   step      128 columns, or those of a scale if these are fewer; of mma.sync 32 or 64
-  ADDED     what conversions leave added to codes: multiply_apart.py takes it off the products; 0
-            without APART
+  RAW       codes of int4 are not converted: multiply_apart.py takes zero points off the products
   scales    of 32, 64 or 128 columns: products of a step have sums of their own, which are added
             times their scale in float32.  Of fp4, but for fp16 with scales of 32 columns:
             multiplied into the weights, which is exact.  Of a row: in the epilogue.  Those of the
@@ -128,7 +127,7 @@ def _compute(
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
     GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr,
-    ADDED: gl.constexpr,
+    RAW: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -178,7 +177,7 @@ def _compute(
         if APART:
             acc = multiply_apart(
                 acc, weights.index(stage), rows.index(x_stage), scales, zeros, PTX,
-                CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, ADDED,
+                CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, RAW,
             )  # fmt: skip
         else:
             acc = multiply(
@@ -220,7 +219,7 @@ def _skinny_quantized_gemm(
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr,
-    REGISTERS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr, ADDED: gl.constexpr,
+    REGISTERS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr, RAW: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """GROUPS: warpgroups that compute; one if FOLD > 1 or APART.  GATE: "silu", "gelu" or ""."""
@@ -245,7 +244,7 @@ def _skinny_quantized_gemm(
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
-                    APART, ADDED,
+                    APART, RAW,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,
@@ -265,13 +264,13 @@ def _skinny_quantized_gemm(
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
-                    APART, ADDED,
+                    APART, RAW,
                 )),
                 (_compute, (
                     weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
                     OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
                     BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 1, GATE,
-                    APART, ADDED,
+                    APART, RAW,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,

@@ -53,7 +53,7 @@ def _run(operation: str, x: Sequence[Tensor | int]) -> Tensor:
         high, low = (_float(a).bfloat16().view(torch.int16).long() & 0xFFFF for a in x)
         return high << 16 | low
     if types[-1] in HALVES:
-        return _of_halves(name, HALVES[types[-1]], x[0], x[1])
+        return _of_halves(name, HALVES[types[-1]], x)
     known: dict[str, Callable[..., Tensor]] = {
         "mov.b32": lambda a: torch.as_tensor(a),
         "and.b32": lambda a, b: a & b,
@@ -81,11 +81,11 @@ def _lop3(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
     return found
 
 
-def _of_halves(name: str, dtype: torch.dtype, a: Tensor | int, b: Tensor | int) -> Tensor:
-    compute = {"sub": torch.sub, "mul": torch.mul}[name]
+def _of_halves(name: str, dtype: torch.dtype, x: Sequence[Tensor | int]) -> Tensor:
+    compute = {"sub": torch.sub, "mul": torch.mul, "fma": lambda a, b, c: a * b + c}[name]
     result = torch.zeros((), dtype=torch.int64)
     for shift in (0, 16):
-        x, y = (_signed(torch.as_tensor(v) >> shift & 0xFFFF).view(dtype) for v in (a, b))
-        half = compute(x.float(), y.float()).to(dtype)  # exact in float32, rounded once
+        halves = (_signed(torch.as_tensor(v) >> shift & 0xFFFF).view(dtype) for v in x)
+        half = compute(*(v.double() for v in halves)).to(dtype)  # exact for codes of weights
         result = result | (half.view(torch.int16).long() & 0xFFFF) << shift
     return result

@@ -8,7 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_zoo.layers.quantized_gemm.conversions import SCALED_DOWN, added, conversion, factors
+from model_zoo.layers.quantized_gemm.conversions import (
+    INT4_SCALED_DOWN,
+    RAW_SCALED_DOWN,
+    SCALED_DOWN,
+    conversion,
+    factors,
+    may_be_raw,
+)
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
 from model_zoo.quantization.quantized_weight import BITS
 
@@ -22,7 +29,7 @@ class FormatArguments:
     per_block: int  # scales of a row and 128 columns
     swizzle: int  # bytes of x that lie together: of operand B of wgmma at most a step's
     constants: dict[str, Any]
-    added: int  # to codes, which is taken off the sums of products
+    raw: bool  # codes are multiplied unconverted; zero points are taken off the sums
 
 
 def format_arguments(
@@ -35,15 +42,18 @@ def format_arguments(
     scaled = factors(weight.kind, name, weight.column_group)
     # Zero points of 32 columns would be taken off more sums than there are pairs of weights.
     subtract = not apart or (weight.zeros is not None and per_block > 2)
-    more = 0 if subtract else added(weight.kind, name)
-    converted = conversion(weight.kind, name, weight.zeros is not None, scaled, subtract=more == 0)
+    raw = may_be_raw(weight.kind, name) and not subtract
+    converted = conversion(weight.kind, name, weight.zeros is not None, scaled, raw=raw)
+    factor = SCALED_DOWN[name] if scaled else 1.0
+    if weight.kind == "int4" and name == "bf16":
+        factor = RAW_SCALED_DOWN if raw else INT4_SCALED_DOWN
     constants = {
         "PTX": converted.ptx, "CONSTRAINTS": converted.constraints, "DTYPE": name,
         "BITS": BITS[weight.kind], "PER_BLOCK": per_block, "FACTORS": scaled, "SYNC": sync,
-        "ROW_GROUP": weight.row_group, "FACTOR": SCALED_DOWN[name] if scaled else 1.0,
+        "ROW_GROUP": weight.row_group, "FACTOR": factor,
     }  # fmt: skip
     swizzle = 64 if per_block == 4 and not scaled and not sync else 128
-    return FormatArguments(by_row, per_block, swizzle, constants, more)
+    return FormatArguments(by_row, per_block, swizzle, constants, raw)
 
 
 def four_together(scales: Tensor | None, per_block: int) -> Tensor | None:

@@ -11,10 +11,11 @@ A thread has four consecutive rows of W for each 32, whose scales lie together. 
 are in another order: bits 1 and 0 of a row of W are bits 4 and 3 there.  Rows that a warp's loads
 read from shared memory at the same time are four apart, where their words are in other banks.
 
-Codes of int4 are multiplied without subtraction (ADDED: 128 + code), and the sums of x over a
-scale's columns, which one more product has for all rows of W, times 128 + zero point are taken off:
-    sum (code - zero) x = sum (128 + code) x - (128 + zero) sum x
-Both sums are of exact products in float32, and about 30 times as large as their difference.
+Codes of int4 are multiplied as they are (RAW): their bits are a subnormal number, which tensor
+cores take as any other, and x is multiplied by a power of two for it (conversions.py).  The sums of
+x over a scale's columns, which one more product has for all rows of W, times the zero point are
+taken off:
+    sum (code - zero) x = sum code x - zero sum x
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from model_zoo.layers.gemm.hopper.gate import tile_row
+from model_zoo.layers.quantized_gemm.conversions import RAW_X
 from model_zoo.layers.quantized_gemm.hopper.convert import log2, take
 from model_zoo.layers.quantized_gemm.hopper.multiply import (
     columns_of_sums,
@@ -35,6 +37,7 @@ WARPS = gl.constexpr(4)
 BLOCK_WORDS = gl.constexpr(16)  # of 128 columns
 CHUNK_COLUMNS = gl.constexpr(512)  # a block for each warp
 MIDDLE = gl.constexpr(8)  # the zero point where there are no zero points
+RAISED, RAISED_LESS = (gl.constexpr(factor) for factor in RAW_X)
 STEP = gl.constexpr(32)  # columns of a word of a row and four threads
 
 
@@ -147,13 +150,25 @@ def _step_of_x(x, i: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def _sums_of_x(
-    x, FIRST: gl.constexpr, STEPS: gl.constexpr, FACTOR: gl.constexpr, HEIGHT: gl.constexpr,
+def _raised(x):
+    """x [width, columns] for raw codes, of which the second eight of 16 are larger numbers."""
+    columns = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    factor = gl.where(columns // 8 % 2 == 0, RAISED, RAISED_LESS).to(gl.bfloat16)
+    return x * factor[None, :]
+
+
+@gluon.jit
+def _taken_off(
+    x, FIRST: gl.constexpr, STEPS: gl.constexpr, ZERO: gl.constexpr, HEIGHT: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """FACTOR times the sums of x over STEPS steps, for each row of W: [WARPS, HEIGHT, width]."""
+    """-ZERO times the sums of x over STEPS steps, for each row of W: [WARPS, HEIGHT, width]."""
     WIDTH: gl.constexpr = x.shape[0]
-    factor = gl.full([WARPS, 16, STEP], FACTOR, gl.bfloat16, gl.DotOperandLayout(0, LAYOUT, 2))
+    operand: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    columns = gl.arange(0, STEP, gl.SliceLayout(0, gl.SliceLayout(1, operand)))
+    bits = gl.where(columns // 8 % 2 == 0, ZERO, ZERO << 4) - 32768  # as raw codes, and the sign
+    bits = gl.zeros([WARPS, 16, STEP], gl.int32, operand) + bits[None, None, :]
+    factor = bits.to(gl.int16).to(gl.bfloat16, bitcast=True)
     none = gl.zeros([WARPS, 16, WIDTH], gl.float32, LAYOUT)
     sums0, sums1 = none, none  # in turn: their latency is that of several
     for i in gl.static_range(STEPS):
@@ -198,7 +213,7 @@ def _product(
 def multiply_apart(
     acc, words, rows, scales, zeros, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
-    ADDED: gl.constexpr,
+    RAW: gl.constexpr,
 ):  # fmt: skip
     """acc + a unit's product: words in shared memory [HEIGHT, words], rows [width, columns].
 
@@ -212,31 +227,31 @@ def multiply_apart(
     layout: gl.constexpr = acc.type.layout
     none = gl.zeros_like(acc)
     subtracted, factors = zeros, scales
-    if ADDED > 0:
+    if RAW:
         subtracted = None  # after the products
     for j in gl.static_range(rows.shape[1] // CHUNK_COLUMNS):
         chunk = _chunk_words(words, j)
         columns = rows.slice(j * CHUNK_COLUMNS, CHUNK_COLUMNS, 1)
         x = columns.load(_x_layout(rows.shape[0]))
+        if RAW:
+            x = _raised(x)
         if scales is not None:
             factors = _chunk_scales(scales, j, HEIGHT)
         if zeros is not None:
             of_chunk = _chunk_scales(zeros, j, HEIGHT)
-            if ADDED == 0:
+            if not RAW:
                 subtracted = of_chunk
         for g in gl.static_range(CHUNK_COLUMNS // WARPS // STEP // STEPS):
             sums = none
-            if ADDED > 0 and zeros is None:
-                sums = _sums_of_x(x, g * STEPS, STEPS, -float(ADDED + MIDDLE), HEIGHT, layout)
+            if RAW and zeros is None:
+                sums = _taken_off(x, g * STEPS, STEPS, MIDDLE, HEIGHT, layout)
             sums = _product(
                 sums, chunk, x, factors, subtracted, g * STEPS, STEPS, PTX, CONSTRAINTS, DTYPE,
                 BITS, FACTORS,
             )  # fmt: skip
-            if ADDED > 0 and zeros is not None:
-                # 128 + zero point, as float32: seven bits of the mantissa are whole numbers.
-                of_x = _sums_of_x(x, g * STEPS, STEPS, -1.0, HEIGHT, layout)
-                zero = (_of_rows(of_chunk, g, HEIGHT, layout).to(gl.int32) << 16) | 0x43000000
-                sums += of_x * zero.to(gl.float32, bitcast=True)
+            if RAW and zeros is not None:
+                zero = _of_rows(of_chunk, g, HEIGHT, layout).to(gl.float32)
+                sums += _taken_off(x, g * STEPS, STEPS, 1, HEIGHT, layout) * zero
             if SCALED:
                 sums *= as_float(_of_rows(factors, g, HEIGHT, layout))
             acc += sums

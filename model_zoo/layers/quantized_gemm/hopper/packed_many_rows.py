@@ -11,8 +11,8 @@ packed_many_rows
             None
   writes    y [M, N], by TMA; sums of parts into PARTS, which the last program of a tile to arrive
             adds in their order
-  math      weights in the type of x: of groups those of dequantize.py (fp4: times FACTOR); scales
-            of rows multiply the sums, which are float32
+  math      weights in the type of x: of groups those of dequantize.py; of fp4, and of rows' scales,
+            which multiply the sums, divided by FACTOR.  Sums are float32
   bound     compute: 2 * M * N * K floating-point operations
   checked   tests/model_zoo/layers/quantized_gemm/test_packed_many_rows.py
 """
@@ -141,9 +141,14 @@ def _of_chunk(SCALES, row, k, N, scale_blocks, PER_BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def _as_words(scales, DTYPE: gl.constexpr):
-    """Scales of the weights' type in both halves of int32, those of another as float32's bits."""
+def _as_words(scales, DTYPE: gl.constexpr, FACTOR: gl.constexpr):
+    """Scales of the weights' type in both halves of int32, those of another as float32's bits.
+
+    Times FACTOR, a power of two by which conversions leave codes too small.
+    """
     same: gl.constexpr = scales.dtype == (gl.bfloat16 if DTYPE == "bf16" else gl.float16)
+    if FACTOR != 1.0:
+        scales = (scales.to(gl.float32) * FACTOR).to(scales.dtype if same else gl.float32)
     if same:
         words = (scales.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF) * 0x10001
     else:
@@ -179,7 +184,8 @@ def _operand(
 def _tile_sums(
     rows, weights, x_full, x_empty, w_full, w_empty, SCALES, ZEROS, row, first, before, N, k_chunks,
     scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr,
-    PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr, STEP: gl.constexpr, g: gl.constexpr,
+    PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr, FACTOR: gl.constexpr, STEP: gl.constexpr,
+    g: gl.constexpr,
 ):  # fmt: skip
     """Sums [HEIGHT, WIDTH] of a group's rows and k_chunks chunks from `first` on.
 
@@ -206,7 +212,7 @@ def _tile_sums(
             next_zeros = _of_chunk(ZEROS, row, following, N, scale_blocks, PER_BLOCK)
         multipliers = scales
         if SCALED:
-            multipliers = _as_words(scales, DTYPE)
+            multipliers = _as_words(scales, DTYPE, FACTOR)
         mbarrier.wait(w_full.index(c % STAGES), (c // STAGES) & 1)
         chunk = load_chunk(weights.index(c % STAGES).slice(g * HEIGHT, HEIGHT, 0), 0)
         mbarrier.arrive(w_empty.index(c % STAGES), count=1)
@@ -297,6 +303,8 @@ def _multiply(
     FACTORS: gl.constexpr, FACTOR: gl.constexpr, STEP: gl.constexpr, g: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: its rows of each tile."""
+    # Groups' scales, which are multiplied into the weights, contain the factor (_as_words).
+    OF_SUMS: gl.constexpr = 1.0 if (PER_BLOCK > 0) & (FACTORS == 0) else FACTOR
     before = 0
     for i in range(gl.program_id(0), m_tiles * n_tiles * parts, gl.num_programs(0)):
         tile, part = i // parts, i % parts
@@ -304,8 +312,8 @@ def _multiply(
         row = (n * GROUPS + g) * HEIGHT
         acc = _tile_sums(
             rows, weights, x_full, x_empty, w_full, w_empty, SCALES, ZEROS, row, part * k_chunks,
-            before, N, k_chunks, scale_blocks, PTX, CONSTRAINTS, DTYPE, PER_BLOCK, FACTORS, STEP,
-            g,
+            before, N, k_chunks, scale_blocks, PTX, CONSTRAINTS, DTYPE, PER_BLOCK, FACTORS, FACTOR,
+            STEP, g,
         )  # fmt: skip
         before += k_chunks
         last = True
@@ -314,7 +322,7 @@ def _multiply(
                 acc, last = _add_parts(acc, PARTS, ARRIVED, tile * GROUPS + g, part, parts)
         if last:
             _finish(
-                acc, out_desc, results.index(g), ROW_SCALES, BIAS, N, m * acc.shape[1], row, FACTOR
+                acc, out_desc, results.index(g), ROW_SCALES, BIAS, N, m * acc.shape[1], row, OF_SUMS
             )
     tma.store_wait(pendings=0)
 
@@ -329,7 +337,9 @@ def packed_many_rows(
     STEP: gl.constexpr, SWIZZLE: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
     DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """PTX, ..., FACTOR: as of skinny_hopper.py.
+    """PTX, ..., FACTORS: as of skinny_hopper.py.
+
+    FACTOR    a power of two by which conversions leave weights too small
 
     k_chunks  of a part
     STEP      columns that are multiplied at once, of one group of scales

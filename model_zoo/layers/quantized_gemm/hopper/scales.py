@@ -100,11 +100,11 @@ def zero_points(zeros, i: gl.constexpr, words, DTYPE: gl.constexpr, BITS: gl.con
     zero = gl.convert_layout(of_step(zeros, i), layout, assert_trivial=True).to(gl.int32)
     if DTYPE == "fp16":
         zero = zero * 0x10001 + 0x64006400
-    elif BITS == 4:
-        zero = zero * 0x10001 + 0x43004300
     else:
-        # Below the exponent of 256, whose ulp is 2, not all fit.
-        exact = (zero - 128).to(gl.float32).to(gl.bfloat16)
+        if BITS == 4:
+            exact = (zero.to(gl.float32) * (-1 / 64)).to(gl.bfloat16)
+        else:  # below the exponent of 256, whose ulp is 2, not all fit
+            exact = (zero - 128).to(gl.float32).to(gl.bfloat16)
         zero = (exact.to(gl.int16, bitcast=True).to(gl.int32) & 0xFFFF) * 0x10001
     return zero[:, None, None]
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from model_zoo.layers.gemm import implementations
 from model_zoo.layers.gemm.implementations import units_in_flight, workspace
+from model_zoo.layers.quantized_gemm.hopper.arguments import format_arguments
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
@@ -85,10 +86,33 @@ def test_products_of_warps_with_columns_of_their_own_are_right(
 
 @pytest.mark.usefixtures("on_cpu")
 def test_large_values_of_a_few_columns_are_multiplied_right():
-    """Of codes that no zero point was subtracted from, 136 times the sum of x is taken off."""
+    """Zero points are taken off the sums of products, and x is multiplied by up to 2^64."""
     weight, x = quantized("int4 g128", 64, 1024), numbers("cpu", BF16, 4, 1024)
     x[:, [5, 700]] *= 1000
     check(APART, x, weight, None)
+    check(APART, (x.double() * 2.0**50).to(BF16), weight, None)
+
+
+def test_codes_are_multiplied_as_they_are_where_zero_points_are_few():
+    def raw(name: str, dtype: torch.dtype) -> bool:
+        weight = pack(quantized(name, 64, 1024, scales=dtype))
+        return format_arguments(weight, dtype, 1024, True, apart=True).raw
+
+    assert raw("int4 g128", BF16) and raw("int4 g64 zeros", BF16)
+    assert not raw("int4 g32 zeros", BF16) and not raw("int4 g128", FP16) and not raw("nvfp4", BF16)
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("gemm", [WHOLE, APART, SYNC_STACKED], ids=str)
+@pytest.mark.parametrize("rows", [1, 3, 12])
+def test_what_lies_behind_the_rows_of_x_does_not_matter(gemm: SkinnyQuantizedGemm, rows: int):
+    weight = pack(quantized("int4 g128", 88, 1024))
+    if not gemm.serves(rows, 88, 1024, weight):
+        pytest.skip("of fewer rows")
+    behind = torch.full((16, 1024), torch.nan, dtype=BF16)
+    x = behind[:rows].copy_(numbers("cpu", BF16, rows, 1024))
+    y = gemm.run(x, weight, None)
+    assert y.shape == (rows, 88) and torch.equal(y, gemm.run(x.clone(), weight, None))
 
 
 @pytest.mark.usefixtures("on_cpu")
