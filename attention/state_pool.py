@@ -16,8 +16,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class StatePool:
-    """conv    [layers, states, channels, inputs]: the last inputs of a causal convolution
-    matrix  [layers, states, heads, key_dim, value_dim]
+    """conv    [layers, states, inputs, channels]: the last inputs of a causal convolution
+    matrix  [layers, states, heads, value_dim, key_dim]
     """
 
     conv: Tensor

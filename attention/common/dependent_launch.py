@@ -15,9 +15,9 @@ once.  What makes that right:
 - What a successor reads before its own wait must be complete when this kernel launches dependents:
   such kernels wait first, in every CTA.  The first product of experts does, whose list of tiles
   the second reads; so does decode_hopper in a mixed step.
-- Plans, and keys and values of earlier steps, may be read before the wait: planner kernels do not
-  use PDL, so that their successor starts when they and all before them are complete and visible
-  (PTX ISA, griddepcontrol).
+- Plans, and keys, values and states of earlier steps, may be read before the wait: planner
+  kernels do not use PDL, so that their successor starts when they and all before them are complete
+  and visible (PTX ISA, griddepcontrol).
 
 In a mixed step prefill_hopper is launched after decode_hopper, which waits first.  It needs nothing
 that decode_hopper writes, so it runs, counts and writes without waiting, and waits at its end:

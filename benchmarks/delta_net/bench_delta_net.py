@@ -13,7 +13,7 @@ one layer, with:
   mul_    PyTorch's multiplication of the states of rows that decode, in place
 
 --tokens k gives each row that decodes k tokens.  --kernels hopper: prompts by the kernels that a
-start on Hopper tries.  --all prints each of the tiles that can be chosen.
+start on Hopper tries.  --all prints each of the tiles that can be chosen for prompts.
 Inputs are random, and each call has another layer's weights and states, so that none is in the L2
 cache when it is read again.  --check compares outputs and states with float64 first: the error is
 the root of the mean squared difference over that of the values.  If $OUT is set, delta_net.json is
@@ -44,11 +44,10 @@ from benchmarks.delta_net.layers import (
     make_step,
 )
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
 from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
-from model_zoo.layers.delta_net.tiles import DecodeTiles, PromptTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles
 
 BF16 = torch.bfloat16
 COLD_BYTES = 256 << 20  # of all layers that take turns: some times the L2 cache
@@ -66,14 +65,6 @@ TILES = [
     PromptTiles(scan_halves=2),
     PromptTiles(local_hopper=True, scan_halves=1),
     PromptTiles(local_hopper=True, scan_halves=2),
-]
-DECODE_TILES = [
-    DecodeTiles(),
-    DecodeTiles(block_v=64, warps=4, registers=168),
-    DecodeTiles(block_v=128, warps=4),
-    DecodeTiles(block_v=32, warps=4),
-    DecodeTiles(block_v=32, warps=2, registers=168),
-    DecodeTiles(block_v=16, warps=2, registers=128),
 ]
 KERNELS = {
     "triton": PromptTiles(),
@@ -106,12 +97,7 @@ def check(step: DeltaNetStep, tiles: PromptTiles | None = None) -> tuple[float, 
 
 
 def candidates(step: DeltaNetStep) -> dict[str, Call]:
-    """By name, each way to launch the kernels."""
-    if step.rows.max_tokens <= MAX_DECODE_TOKENS:
-        return {
-            str(tiles): lambda s, out, t=tiles: delta_net_decode(*s.arguments, out, t)
-            for tiles in DECODE_TILES
-        }
+    """By name, each way to launch the kernels of prompts."""
     return {
         str(tiles): lambda s, out, t=tiles: delta_net_prompts(*s.arguments, s.rows.chunks, out, t)
         for tiles in TILES
@@ -160,10 +146,10 @@ def measure(
     if arguments.check:
         found["errors"] = check(steps[0], tiles)
     calls: list[Callable[[int], object]] = [lambda i: gated_delta_net(*steps[i].arguments, tiles)]
-    ways = candidates(steps[0]) if arguments.all else {}
+    decodes = steps[0].rows.max_tokens <= MAX_DECODE_TOKENS
+    ways = candidates(steps[0]) if arguments.all and not decodes else {}
     out = torch.empty(steps[0].z.shape, dtype=BF16, device="cuda")
     calls += [lambda i, way=way: way(steps[i], out) for way in ways.values()]
-    decodes = steps[0].rows.max_tokens <= MAX_DECODE_TOKENS
     if decodes:
         calls.append(lambda i: steps[i].state.state.mul_(0.999))
     fla = fla_call(steps, value_heads)

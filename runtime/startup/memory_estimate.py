@@ -12,6 +12,8 @@ import torch
 
 from attention.kv_groups import KVLayout, UnequalLayers, kv_layout
 from model_zoo.config import ModelConfig, ModelError
+from model_zoo.families.delta_net_config import DeltaNetConfig
+from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS
 from model_zoo.layers.linear import Linear, cpu_reorders
 from model_zoo.layers.linear_factory import SchemeOf, unquantized
 from model_zoo.quantization.weight_scheme import WeightScheme
@@ -227,8 +229,18 @@ def _activations(config: ModelConfig, dtype: torch.dtype, tokens: int, rows: int
     mlp = config.mlp_values
     queries = 4 if config.attention_gate else 3
     attention = (queries * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    net = 0
-    if config.delta_net is not None:  # projected, convolved, and the output
-        net = 2 * config.delta_net.conv_dim + 2 * config.delta_net.values_size
-    each = 2 * config.hidden_size + max(mlp, attention, net)
-    return dtype.itemsize * (tokens * each + rows * config.vocab_size)
+    layer = tokens * max(mlp, attention) * dtype.itemsize
+    if config.delta_net is not None:
+        layer = max(layer, delta_net_bytes(config.delta_net, dtype, tokens, rows))
+    others = tokens * 2 * config.hidden_size + rows * config.vocab_size
+    return layer + others * dtype.itemsize
+
+
+def delta_net_bytes(net: DeltaNetConfig, dtype: torch.dtype, tokens: int, rows: int) -> int:
+    """Peak bytes of a gated delta net: projections, output, and what its kernels for prompts write
+    for each other, or that for rows of few tokens in float32."""
+    wide, heads = torch.float32.itemsize, net.value_heads
+    both = tokens * (net.conv_dim + 2 * net.values_size) * dtype.itemsize
+    chunked = (net.conv_dim + 2 * heads * CHUNK) * dtype.itemsize + 4 * heads * wide
+    few = min(tokens, rows * MAX_DECODE_TOKENS) * (net.conv_dim + 2 * heads) * wide
+    return both + max(tokens * chunked, few)

@@ -21,7 +21,8 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bytes_are_those_of_states_and_of_tokens():
     step = make_step(4, [1, 1, 1], 7, torch.float32, "cpu")
     conv_dim = 2 * 2 * 16 + 4 * 16
-    assert step.state_bytes == 2 * 3 * (4 * 16 * 16 * 4 + conv_dim * 3 * 2)
+    inputs = 3 + 1  # of the convolution: read and written
+    assert step.state_bytes == 3 * (2 * 4 * 16 * 16 * 4 + conv_dim * inputs * 2)
     assert step.token_bytes == 3 * 2 * (conv_dim + 2 * 4 * 16 + 2 * 4)
     found = {"rows": 3, "tokens": 1, "us": 2.0, "bytes": 4e6}
     text = line(found | {"fla": 4.0, "mul": 1.5, "all": {"4 warps": 3.0}}, 4.0)

@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 
 from attention.common.dependent_launch import wait_for_launcher
-from model_zoo.layers.delta_net.convolution import copy_inputs
+from model_zoo.layers.delta_net.convolution import copy_inputs_of_head
 
 
 @triton.jit
@@ -53,36 +53,33 @@ def unit_lower_inverse(a, zero, FACTOR: tl.constexpr, PRECISION: tl.constexpr):
 def _copy_last_inputs(
     QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, row, head, qkv_row, conv_slot,
     HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
-    COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A row's last inputs of the convolution to its slot, and those before a snapshot to its."""
     begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)
     start = tl.load(LENGTHS + row) - (end - begin)
     slot = tl.load(SLOTS + row).to(tl.int64)
-    continued = (start > 0) & (slot >= 0)
     conv = CONV + slot * conv_slot
     if SNAPSHOTS is not None:
         kept = tl.load(SNAPSHOTS + row).to(tl.int64)
         border = begin - start + tl.load(SNAPSHOTS_AT + row)
         if (kept >= 0) & (border > begin) & (border <= end):
-            copy_inputs(
-                QKV, conv, CONV + kept * conv_slot, border, begin, continued, head, 0, qkv_row, HK,
-                HV, DK, DV, DV, K, COLUMNS,
+            copy_inputs_of_head(
+                QKV, conv, CONV + kept * conv_slot, border, begin, start, slot >= 0, head, qkv_row,
+                HK, HV, DK, DV, K,
             )  # fmt: skip
-        tl.debug_barrier()  # of threads that read the slot's old inputs
+        tl.debug_barrier()  # of threads that read old inputs, which the next lines replace
     if slot >= 0:
-        copy_inputs(
-            QKV, conv, conv, end, begin, continued, head, 0, qkv_row, HK, HV, DK, DV, DV, K,
-            COLUMNS,
-        )  # fmt: skip
+        copy_inputs_of_head(
+            QKV, conv, conv, end, begin, start, True, head, qkv_row, HK, HV, DK, DV, K
+        )
 
 
 @triton.jit
 def _chunk_local(
     QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, CHUNKS, COUNTS, Q, K_IN, GATES,
     SOLVE, P, qkv_row, conv_slot, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
-    DV: tl.constexpr, K: tl.constexpr, COLUMNS: tl.constexpr, CHUNK: tl.constexpr,
-    FACTOR: tl.constexpr, PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
+    DV: tl.constexpr, K: tl.constexpr, CHUNK: tl.constexpr, FACTOR: tl.constexpr,
+    PRECISION: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     num_chunks = tl.load(COUNTS + 1)
@@ -115,5 +112,5 @@ def _chunk_local(
         if last == tl.load(CU_SEQLENS + row + 1):
             _copy_last_inputs(
                 QKV, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS, row, head, qkv_row,
-                conv_slot, HK, HV, DK, DV, K, COLUMNS,
+                conv_slot, HK, HV, DK, DV, K,
             )  # fmt: skip

@@ -52,14 +52,14 @@ def _plan_chunks(
 
 @triton.jit
 def chunk_of(CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot):
-    """-> (first token, one past the last; the row's first token; whether the sequence has inputs of
-    the convolution in the row's slot; the slot)."""
+    """-> (first token, one past the last; the row's first token, and its position in the sequence;
+    whether the row has a slot; the slot's inputs of the convolution)."""
     entry = CHUNKS + index * 3
     row, first, last = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2)
     begin = tl.load(CU_SEQLENS + row)
     start = tl.load(LENGTHS + row) - (tl.load(CU_SEQLENS + row + 1) - begin)
     slot = tl.load(SLOTS + row).to(tl.int64)
-    return first, last, begin, (start > 0) & (slot >= 0), CONV + slot * conv_slot
+    return first, last, begin, start, slot >= 0, CONV + slot * conv_slot
 
 
 def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> ChunkPlan:

@@ -69,7 +69,7 @@ def _chunk_scan(
     if DEPENDENT:
         wait_for_launcher()
     columns = part * BLOCK_V + tl.arange(0, BLOCK_V)[:, None]
-    cell = head * (DK * DV) + tl.arange(0, DK)[None, :] * DV + columns
+    cell = head * (DK * DV) + columns * DK + tl.arange(0, DK)[None, :]
     for number in tl.range(tl.program_id(0), num_rows, tl.num_programs(0), disable_licm=True):
         row, first_index = tl.load(ROWS + number), tl.load(FIRST_CHUNKS + number)
         begin, end = tl.load(CU_SEQLENS + row), tl.load(CU_SEQLENS + row + 1)

@@ -17,19 +17,22 @@ def silu(x):
 
 @triton.jit
 def input_before(
-    QKV, CONV, BACK: tl.constexpr, token, begin, channel, continued, qkv_row, K: tl.constexpr
-):
+    QKV, CONV, BACK: tl.constexpr, token, begin, start, has_slot, channel, qkv_row, K: tl.constexpr,
+    CONV_DIM: tl.constexpr,
+):  # fmt: skip
     """The convolution's input of `channel` [C], BACK tokens before the scalar `token`, wherever it
-    is: of the row, which begins at `begin`, or of the sequence's slot CONV.  Zero before the
-    sequence, and where the convolution does not reach.  No branch: all loads can be in flight."""
+    is: of the row, which begins at token `begin` and position `start` of the sequence, or of the
+    sequence's slot CONV.  Zero before the sequence, and where the convolution does not reach.  No
+    branch: all loads can be in flight."""
     if BACK >= K:
         return tl.zeros(channel.shape, QKV.dtype.element_ty)
     at = token - BACK
     new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=at >= begin, other=0.0)
     if BACK == 0:
         return new
-    is_old = (at < begin) & continued
-    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
+    position = start + at - begin
+    is_old = (at < begin) & (position >= 0) & has_slot
+    old = tl.load(CONV + position % (K - 1) * CONV_DIM + channel, mask=is_old, other=0.0)
     return tl.where(at >= begin, new, old)
 
 
@@ -42,56 +45,47 @@ def weight_before(WEIGHT, BACK: tl.constexpr, channel, tap_channel, tap, K: tl.c
 
 
 @triton.jit
-def store_last_inputs(CONV, x2, x1, x0, channel, K: tl.constexpr):
-    """To a slot: the last K - 1 inputs, of which x0 is the newest."""
-    at = CONV + channel * (K - 1) + (K - 2)
-    if K > 1:
-        tl.store(at, x0)
-    if K > 2:
-        tl.store(at - 1, x1)
-    if K > 3:
-        tl.store(at - 2, x2)
-
-
-@triton.jit
-def last_inputs(
-    QKV, CONV, end, begin, channel, continued, qkv_row, K: tl.constexpr, COLUMNS: tl.constexpr
+def store_last_inputs(
+    CONV, x2, x1, x0, position, n, channel, K: tl.constexpr, CONV_DIM: tl.constexpr
 ):
-    """[channels, COLUMNS]: the last K - 1 inputs of `channel` before token `end`, oldest first."""
-    at = tl.arange(0, COLUMNS)[None, :] + (end - (K - 1))
-    real = tl.arange(0, COLUMNS)[None, :] < K - 1
-    channel = channel[:, None]
-    is_new = (at >= begin) & real
-    new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=is_new, other=0.0)
-    is_old = (at < begin) & real & continued
-    old = tl.load(CONV + channel * (K - 1) + (at - begin + (K - 1)), mask=is_old, other=0.0)
-    return tl.where(at >= begin, new, old)
-
-
-@triton.jit
-def store_inputs(CONV, inputs, channel, K: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store what last_inputs returned in a slot."""
-    column = tl.arange(0, COLUMNS)[None, :]
-    at = CONV + channel[:, None] * (K - 1) + column
-    tl.store(at, inputs, mask=column < K - 1)
+    """To a slot: those of the last n inputs that a convolution reaches, x0 of `position`, x1 and x2
+    of those before it.  Each takes the place of the one K - 1 before it."""
+    if K > 1:
+        tl.store(CONV + position % (K - 1) * CONV_DIM + channel, x0)
+    if (K > 2) and (n > 1):
+        tl.store(CONV + (position - 1) % (K - 1) * CONV_DIM + channel, x1)
+    if (K > 3) and (n > 2):
+        tl.store(CONV + (position - 2) % (K - 1) * CONV_DIM + channel, x2)
 
 
 @triton.jit
 def copy_inputs(
-    QKV, CONV, TARGET, end, begin, continued, head, part, qkv_row, HK: tl.constexpr,
-    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BLOCK_V: tl.constexpr, K: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    QKV, CONV, TARGET, end, begin, start, has_slot, channel, qkv_row, K: tl.constexpr,
+    CONV_DIM: tl.constexpr,
 ):  # fmt: skip
-    """The last inputs before token `end` to the slot TARGET: those of BLOCK_V columns of a value
-    head, and those of its key head if the part is the first one of that."""
-    value = 2 * HK * DK + head * DV + part * BLOCK_V + tl.arange(0, BLOCK_V)
-    inputs = last_inputs(QKV, CONV, end, begin, value, continued, qkv_row, K, COLUMNS)
-    store_inputs(TARGET, inputs, value, K, COLUMNS)
-    if (head % (HV // HK) == 0) & (part == 0):
+    """The last inputs of `channel` before token `end` to the slot TARGET."""
+    for back in tl.static_range(1, K):
+        x = input_before(
+            QKV, CONV, back, end, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
+        )
+        position = start + end - back - begin
+        if position >= 0:
+            tl.store(TARGET + position % (K - 1) * CONV_DIM + channel, x)
+
+
+@triton.jit
+def copy_inputs_of_head(
+    QKV, CONV, TARGET, end, begin, start, has_slot, head, qkv_row, HK: tl.constexpr,
+    HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """copy_inputs of a value head, and of its key head if it is the first one of that."""
+    CONV_DIM: tl.constexpr = 2 * HK * DK + HV * DV
+    value = 2 * HK * DK + head * DV + tl.arange(0, DV)
+    copy_inputs(QKV, CONV, TARGET, end, begin, start, has_slot, value, qkv_row, K, CONV_DIM)
+    if head % (HV // HK) == 0:
         for first in tl.static_range(2):
             key = first * HK * DK + head // (HV // HK) * DK + tl.arange(0, DK)
-            shared = last_inputs(QKV, CONV, end, begin, key, continued, qkv_row, K, COLUMNS)
-            store_inputs(TARGET, shared, key, K, COLUMNS)
+            copy_inputs(QKV, CONV, TARGET, end, begin, start, has_slot, key, qkv_row, K, CONV_DIM)
 
 
 @triton.jit

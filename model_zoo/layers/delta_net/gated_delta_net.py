@@ -34,7 +34,9 @@ def gated_delta_net(
     qkv   [T, conv_dim], before the convolution: all queries, all keys, all values
     z     [T, Hv * Dv], the output's gate
     b, a  [T, Hv], of the step size and of the decay
-    state the pools, of which the rows' slots are changed in place
+    state the pools, of which the rows' slots are changed in place.  On a GPU a kernel that waits
+          before it launches dependents has to be between two calls with the same slots, as there
+          is between steps of a model: a state is read before the wait for the kernel before
 
     Rows of tensors may lie at any stride, so that they may be parts of one projection.  Tokens
     after those of all rows are padding: their output is zero, and they change nothing.
@@ -74,13 +76,13 @@ def _by_kernels(
 
     Which kernel has a row depends on its number of tokens, read on the device.
     """
-    from model_zoo.layers.delta_net.decode import delta_net_decode
+    from model_zoo.layers.delta_net.decode.kernel import delta_net_decode
     from model_zoo.layers.delta_net.prompts import delta_net_prompts
 
     dims = state.state.shape[2:]
     if any(dim < 16 or dim > 128 or dim & (dim - 1) for dim in dims):
         raise ValueError(
-            f"head dimensions {dims[0]} (keys) and {dims[1]} (values) of a gated delta net: a GPU "
+            f"head dimensions {dims[1]} (keys) and {dims[0]} (values) of a gated delta net: a GPU "
             "takes powers of two from 16 to 128, a CPU takes any"
         )
     if weights.conv.shape[1] > MAX_CONV_WIDTH:
@@ -109,7 +111,7 @@ def _check(
     rows: DeltaNetRows,
 ) -> None:
     tokens, conv_dim = qkv.shape
-    slots, value_heads, key_dim, value_dim = state.state.shape
+    slots, value_heads, value_dim, key_dim = state.state.shape
     key_heads = state.key_heads
     assert conv_dim == 2 * key_heads * key_dim + value_heads * value_dim
     assert value_heads % key_heads == 0
@@ -117,7 +119,7 @@ def _check(
     assert b.shape == a.shape == (tokens, value_heads)
     assert weights.conv.shape[0] == conv_dim and weights.norm.shape == (value_dim,)
     assert weights.a_log.shape == weights.dt_bias.shape == (value_heads,)
-    assert state.conv.shape == (slots, conv_dim, weights.conv.shape[1] - 1)
+    assert state.conv.shape == (slots, weights.conv.shape[1] - 1, conv_dim)
     assert all(tensor.stride(1) == 1 for tensor in (qkv, z, b, a))
     assert state.conv.dtype == weights.conv.dtype == qkv.dtype
     vectors = weights.a_log, weights.dt_bias, weights.norm, rows.cu_seqlens, rows.cache_seqlens

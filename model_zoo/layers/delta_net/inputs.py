@@ -34,9 +34,9 @@ class DeltaNetWeights:
 class DeltaNetState:
     """The pools of one layer; a sequence has one slot in both, and its content need not be cleared.
 
-    conv   [slots, conv_dim, K - 1] of the type of qkv: the last inputs of the convolution, oldest
-           first
-    state  [slots, Hv, Dk, Dv] float32 or bfloat16
+    conv   [slots, K - 1, conv_dim] of the type of qkv: the last inputs of the convolution, that of
+           position p of the sequence at p % (K - 1), so that a token replaces one of them
+    state  [slots, Hv, Dv, Dk] float32 or bfloat16: the transpose of S, whose rows warps read whole
 
     A slot's own elements are contiguous; slots may lie apart.
     """
@@ -46,8 +46,8 @@ class DeltaNetState:
 
     @property
     def key_heads(self) -> int:
-        _, value_heads, key_dim, value_dim = self.state.shape
-        return (self.conv.shape[1] - value_heads * value_dim) // (2 * key_dim)
+        _, value_heads, value_dim, key_dim = self.state.shape
+        return (self.conv.shape[2] - value_heads * value_dim) // (2 * key_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class Snapshots:
 
     first  [B] int32: a position in the sequence of each row
     slots  [B, M] int32: where the state goes when the sequence has first[b] + j tokens, for j < M:
-           the slot of no row; negative: nowhere.  Positions that the row does not reach count as
-           negative ones, and so does `start`
+           the slot of no row; negative: nowhere, as for rows without a slot.  Positions that the
+           row does not reach count as negative ones, and so does `start`
 
     A step with rows of more than MAX_DECODE_TOKENS, unless they are computed token by token, takes
     one position a row, M = 1, which divides by CHUNK, and only of these rows.

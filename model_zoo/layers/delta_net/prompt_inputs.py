@@ -56,18 +56,24 @@ def _store(
 
 @triton.jit
 def _channels(
-    QKV, WEIGHT, CONV, OUT, first, last, begin, continued, channel, to, scale, qkv_row,
-    tap_channel, tap, row: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr,
-    IS_VALUE: tl.constexpr,
+    QKV, WEIGHT, CONV, OUT, first, last, begin, start, has_slot, channel, to, scale,
+    qkv_row, tap_channel, tap, row: tl.constexpr, DIM: tl.constexpr, K: tl.constexpr,
+    CONV_DIM: tl.constexpr, IS_VALUE: tl.constexpr,
 ):  # fmt: skip
     """A chunk of `channel` [C] of qkv, which are `to` of OUT."""
     w3 = weight_before(WEIGHT, 3, channel, tap_channel, tap, K)
     w2 = weight_before(WEIGHT, 2, channel, tap_channel, tap, K)
     w1 = weight_before(WEIGHT, 1, channel, tap_channel, tap, K)
     w0 = weight_before(WEIGHT, 0, channel, tap_channel, tap, K)
-    x3 = input_before(QKV, CONV, 3, first, begin, channel, continued, qkv_row, K).to(tl.float32)
-    x2 = input_before(QKV, CONV, 2, first, begin, channel, continued, qkv_row, K).to(tl.float32)
-    x1 = input_before(QKV, CONV, 1, first, begin, channel, continued, qkv_row, K).to(tl.float32)
+    x3 = input_before(
+        QKV, CONV, 3, first, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
+    ).to(tl.float32)
+    x2 = input_before(
+        QKV, CONV, 2, first, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
+    ).to(tl.float32)
+    x1 = input_before(
+        QKV, CONV, 1, first, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
+    ).to(tl.float32)
     a = _input(QKV, first, last, channel, qkv_row)
     b = _input(QKV, first + 1, last, channel, qkv_row)
     c = _input(QKV, first + 2, last, channel, qkv_row)
@@ -123,12 +129,13 @@ def _prompt_inputs(
 ):  # fmt: skip
     GATE_BLOCKS: tl.constexpr = (HV + HEADS - 1) // HEADS
     KEY_BLOCKS: tl.constexpr = 2 * HK * DK // KEYS
+    CONV_DIM: tl.constexpr = 2 * HK * DK + HV * DV
     block = tl.program_id(1) - GATE_BLOCKS
     num_chunks = tl.load(COUNTS + 1)
     if DEPENDENT:
         wait_for_launcher()
     for index in tl.range(tl.program_id(0), num_chunks, tl.num_programs(0), disable_licm=True):
-        first, last, begin, continued, conv = chunk_of(
+        first, last, begin, start, has_slot, conv = chunk_of(
             CHUNKS, CU_SEQLENS, LENGTHS, SLOTS, CONV, index, conv_slot
         )
         if block < 0:
@@ -141,12 +148,13 @@ def _prompt_inputs(
             of_key = (block % (KEY_BLOCKS // 2)) * KEYS + tl.arange(0, KEYS)
             scale = tl.where(is_key, 1.0, DK**-0.5)
             _channels(
-                QKV, CONV_WEIGHT, conv, out, first, last, begin, continued, key, of_key,
-                scale, qkv_row, tap_channel, tap, HK * DK, DK, K, False,
+                QKV, CONV_WEIGHT, conv, out, first, last, begin, start, has_slot, key, of_key,
+                scale, qkv_row, tap_channel, tap, HK * DK, DK, K, CONV_DIM, False,
             )  # fmt: skip
         else:
             value = (block - KEY_BLOCKS) * VALUES + tl.arange(0, VALUES)
             _channels(
-                QKV, CONV_WEIGHT, conv, V, first, last, begin, continued,
-                2 * HK * DK + value, value, 1.0, qkv_row, tap_channel, tap, HV * DV, DV, K, True,
+                QKV, CONV_WEIGHT, conv, V, first, last, begin, start, has_slot,
+                2 * HK * DK + value, value, 1.0, qkv_row, tap_channel, tap, HV * DV, DV, K,
+                CONV_DIM, True,
             )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -21,7 +20,7 @@ from model_zoo.layers.delta_net.inputs import (
     DeltaNetWeights,
 )
 from model_zoo.layers.delta_net.prompt_inputs import _prompt_inputs
-from model_zoo.layers.delta_net.tiles import PromptTiles
+from model_zoo.layers.delta_net.tiles import PromptTiles, power_of_two_within
 
 MAX_PROMPTS = 8  # rows that programs of their own scan at a time
 GATE_HEADS = 16  # of which a program of prompt_inputs has the gates
@@ -36,11 +35,6 @@ FLOAT32_TILES = PromptTiles(
 def prompt_tiles(dtype: torch.dtype) -> PromptTiles:
     """The tiles of a type without a trial."""
     return FLOAT32_TILES if dtype == torch.float32 else PromptTiles()
-
-
-def _divisor(number: int, most: int) -> int:
-    """The largest power of two that divides it, `most` at most: both are multiples of a head."""
-    return min(number & -number, most)
 
 
 def delta_net_prompts(
@@ -90,7 +84,7 @@ def delta_net_prompts(
 
 
 def _dims(state: DeltaNetState) -> dict[str, int]:
-    _, value_heads, key_dim, value_dim = state.state.shape
+    _, value_heads, value_dim, key_dim = state.state.shape
     return {"HK": state.key_heads, "HV": value_heads, "DK": key_dim, "DV": value_dim}
 
 
@@ -122,8 +116,8 @@ def _launch_inputs(
     gates = torch.empty(
         len(plan.chunks), value_heads, 4, CHUNK, dtype=torch.float32, device=qkv.device
     )
-    keys = _divisor(key_heads * key_dim, tiles.channels)
-    values = _divisor(value_heads * value_dim, tiles.channels)
+    keys = power_of_two_within(key_heads * key_dim, tiles.channels)
+    values = power_of_two_within(value_heads * value_dim, tiles.channels)
     blocks = -(-value_heads // GATE_HEADS)
     blocks += 2 * key_heads * key_dim // keys + value_heads * value_dim // values
     _prompt_inputs[(chunks, blocks)](
@@ -146,12 +140,11 @@ def _launch_local(
     chunks: int,
     tiles: PromptTiles,
 ) -> None:
-    size = weights.conv.shape[1]
     _chunk_local[(chunks, chunked.v.shape[1])](
         qkv, state.conv, rows.cu_seqlens, rows.cache_seqlens, rows.slots, *_snapshots(rows),
         plan.chunks, plan.counts, chunked.q, chunked.k, chunked.gates, chunked.solve, chunked.p,
-        qkv.stride(0), state.conv.stride(0), K=size, COLUMNS=triton.next_power_of_2(size - 1),
-        CHUNK=CHUNK, FACTOR=tl.float32 if qkv.dtype == torch.float32 else tl.float16,
+        qkv.stride(0), state.conv.stride(0), K=weights.conv.shape[1], CHUNK=CHUNK,
+        FACTOR=tl.float32 if qkv.dtype == torch.float32 else tl.float16,
         PRECISION=_precision(qkv.dtype), num_warps=tiles.local_warps, num_stages=1,
         maxnreg=tiles.local_registers, **_dims(state), **dependent_launch(qkv.device),
     )  # fmt: skip

@@ -154,12 +154,14 @@ def _run(
     firsts = torch.tensor([starts[row] + at for row, at in members], device=device)
     tokens = firsts[:, None] + torch.arange(n, device=device)  # [R, n]
     slots = rows.slots.to(torch.int64)[torch.tensor([row for row, _ in members], device=device)]
-    continued = torch.tensor([before[row] + at > 0 for row, at in members], device=device)
-    continued &= slots >= 0
+    starts_at = torch.tensor([before[row] + at for row, at in members], device=device)
+    continued = (starts_at > 0) & (slots >= 0)
     source = slots.clamp(min=0)
-    old = state.conv[source].mT.to(wide)  # [R, K - 1, conv_dim]
-    old = torch.where(continued[:, None, None], old, torch.zeros_like(old))
-    s = state.state[source].to(wide)
+    positions, places = _last_positions(state, starts_at)
+    old = state.conv[source[:, None], places].to(wide)  # [R, K - 1, conv_dim]
+    is_old = (positions >= 0) & (slots >= 0)[:, None]
+    old = torch.where(is_old[..., None], old, torch.zeros_like(old))
+    s = state.state[source].mT.to(wide).contiguous()  # bits of products depend on strides
     s = torch.where(continued[:, None, None, None], s, torch.zeros_like(s))
     qkv, z, b, a = (tensor[tokens].to(wide) for tensor in inputs)
     inputs_of_conv = torch.cat([old, qkv], 1)
@@ -172,27 +174,39 @@ def _run(
     normed = o * (o.square().mean(-1, keepdim=True) + weights.norm_eps).rsqrt()
     gated = normed * weights.norm.to(wide) * F.silu(z.view(o.shape))
     out[tokens] = gated.flatten(2).to(out.dtype)
-    conv = inputs_of_conv[:, n:].mT
-    _store(state, conv, s, slots)
+    conv, ends_at = inputs_of_conv[:, n:], starts_at + n
+    _store(state, conv, s, slots, ends_at)
     if rows.snapshots is not None:
         for member, (row, at) in enumerate(members):
             border = before[row] + at + n - int(rows.snapshots.first[row])
             if 0 <= border < rows.snapshots.slots.shape[1]:
                 one = slice(member, member + 1)
-                _store(state, conv[one], s[one], rows.snapshots.slots[row, border][None])
+                slot = rows.snapshots.slots[row, border][None]
+                _store(state, conv[one], s[one], slot, ends_at[one])
 
 
-def _store(state: DeltaNetState, conv: Tensor, s: Tensor, slots: Tensor) -> None:
+def _last_positions(state: DeltaNetState, lens: Tensor) -> tuple[Tensor, Tensor]:
+    """Of sequences of so many tokens: the last K - 1 positions, and where these lie in a slot."""
+    width = state.conv.shape[1]
+    positions = lens[:, None] + torch.arange(-width, 0, device=lens.device)  # [R, K - 1]
+    return positions, positions % max(width, 1)
+
+
+def _store(state: DeltaNetState, conv: Tensor, s: Tensor, slots: Tensor, lens: Tensor) -> None:
+    """What sequences of so many tokens keep: conv [R, K - 1, conv_dim], oldest first; s."""
     kept = slots >= 0
-    state.conv[slots[kept].long()] = conv[kept].to(state.conv.dtype)
-    state.state[slots[kept].long()] = s[kept].to(state.state.dtype)
+    positions, places = _last_positions(state, lens)
+    row, column = torch.nonzero((positions >= 0) & kept[:, None], as_tuple=True)
+    target = slots.long()[row], places[row, column]
+    state.conv[target] = conv[row, column].to(state.conv.dtype)
+    state.state[slots[kept].long()] = s[kept].mT.to(state.state.dtype)
 
 
 def _heads(inputs: Tensor, conv: Tensor, state: DeltaNetState) -> tuple[Tensor, Tensor, Tensor]:
     """inputs [R, K - 1 + n, conv_dim] -> q, k [R, n, Hv, Dk], v [R, n, Hv, Dv]."""
     n = inputs.shape[1] - conv.shape[1] + 1
     mixed = F.silu(sum(inputs[:, j : j + n] * conv[:, j] for j in range(conv.shape[1])))
-    _, value_heads, key_dim, value_dim = state.state.shape
+    _, value_heads, value_dim, key_dim = state.state.shape
     keys = state.key_heads * key_dim
     q, k, v = mixed.split([keys, keys, value_heads * value_dim], -1)
     group = value_heads // state.key_heads

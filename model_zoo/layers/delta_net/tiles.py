@@ -6,21 +6,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeTiles:
-    """Tile sizes and compile options.
-
-    block_v     columns of a state that a program has
-    registers   of a thread, at most
-    prefetched  rows whose states are prefetched before the preceding kernel has ended
-    """
-
-    block_v: int = 64
-    warps: int = 2
-    registers: int = 255
-    prefetched: int = 4
-
-
-@dataclass(frozen=True, slots=True)
 class PromptTiles:
     """Tile sizes and compile options.
 
@@ -42,3 +27,9 @@ class PromptTiles:
     norm_warps: int = 4
     local_hopper: bool = False
     scan_halves: int = 0
+
+
+def power_of_two_within(number: int, most: int) -> int:
+    """The largest power of two that divides it, `most` at most: of channels, whole heads, if both
+    are multiples of a head."""
+    return min(number & -number, most)

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from msgspec import structs
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks.shapes import FAMILIES
 from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.config import read_config
+from model_zoo.families.delta_net_config import DeltaNetConfig
+from model_zoo.layers import fused_kernels
+from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
+from model_zoo.layers.delta_net.inputs import MAX_DECODE_TOKENS
+from model_zoo.layers.gemm.implementations import workspace
 from runtime.config import IMAGE_CACHE_BYTES, ConfigError, EngineConfig
 from runtime.memory_plan import MemoryPlan
 from runtime.startup import loading
@@ -23,10 +30,12 @@ from runtime.startup.memory_estimate import (
     GRAPH_LAYER_BYTES,
     StepSizes,
     copy_bytes,
+    delta_net_bytes,
     estimate,
     parameter_counts,
     weight_bytes,
 )
+from tests.support.delta_net.cases import delta_net_case
 from tests.support.models.loaded_model import load_model
 from tests.support.models.model_shapes import QWEN3_8B
 from tests.support.models.tiny_checkpoints import write_checkpoint
@@ -194,3 +203,36 @@ def test_all_processes_of_a_cpu_have_weights_of_their_own(
     of_two = memory_plan(two, config, place)
     assert memory_plan(alone, config, place).free == 10 * MIB + weights // 2
     assert of_two.free == 5 * MIB
+
+
+class Allocations(TorchDispatchMode):
+    """The bytes of all tensors that are allocated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.empty, torch.ops.aten.new_empty):
+            self.nbytes += found.nbytes
+        return found
+
+
+@pytest.mark.parametrize(
+    ("lens", "rows"), [([1] * 40, 40), ([MAX_DECODE_TOKENS], 1), ([320, 192], 2), ([400, 1], 2)]
+)
+def test_what_gated_delta_nets_allocate_is_counted(
+    lens: list[int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fused_kernels, "use_fused_kernels", lambda device: True)
+    dtype = torch.float16
+    # Sizes with which prompts and rows of few tokens take about as much.
+    case = delta_net_case(lens, heads=(2, 2), dims=(64, 16), dtype=dtype)
+    workspace(case.qkv.device)  # which all layers share
+    with Allocations() as found:
+        gated_delta_net(*case.arguments)
+    net = DeltaNetConfig(layers=(0,), key_heads=2, value_heads=2, key_dim=64, value_dim=16)
+    projected = (case.qkv.shape[1] + case.z.shape[1]) * len(case.qkv) * dtype.itemsize
+    counted = delta_net_bytes(net, dtype, len(case.qkv), rows)
+    assert counted == pytest.approx(projected + found.nbytes, rel=0.15)

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
-from model_zoo.layers.delta_net.decode import delta_net_decode
+from model_zoo.layers.delta_net.decode.kernel import delta_net_decode
 from model_zoo.layers.delta_net.inputs import (
     DeltaNetRows,
     DeltaNetState,
@@ -44,7 +44,7 @@ def arguments(
         norm_eps=1e-6,
     )
     state = DeltaNetState(
-        tensor(SLOTS, conv_dim, 3, dtype=dtype),
+        tensor(SLOTS, 3, conv_dim, dtype=dtype),
         tensor(SLOTS, value_heads, dim, dim, dtype=state_dtype),
     )
     rows = DeltaNetRows(

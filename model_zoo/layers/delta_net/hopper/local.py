@@ -92,7 +92,9 @@ def _store(OUT, tile, token, head, tokens, HV: gl.constexpr):
 
 
 @gluon.jit
-def _copy_inputs(QKV, OLD, TARGET, end, begin, continued, channel, qkv_row):
+def _copy_inputs(
+    QKV, OLD, TARGET, end, begin, start, has_slot, channel, qkv_row, CONV_DIM: gl.constexpr
+):
     """The last inputs of `channel` before token `end`, from QKV, or from OLD if they are older."""
     x = ()
     for i in gl.static_range(3):
@@ -101,13 +103,17 @@ def _copy_inputs(QKV, OLD, TARGET, end, begin, continued, channel, qkv_row):
             QKV + at.to(gl.int64) * qkv_row + channel, mask=(channel >= 0) & (at >= begin),
             other=0.0,
         )  # fmt: skip
+        position = start + at - begin
         old = gl.load(
-            OLD + channel * 3 + (at - begin + 3), mask=(channel >= 0) & (at < begin) & continued,
-            other=0.0,
+            OLD + position % 3 * CONV_DIM + channel,
+            mask=(channel >= 0) & (at < begin) & (position >= 0) & has_slot, other=0.0,
         )  # fmt: skip
         x = x + (gl.where((channel >= 0) & (at >= begin), new, old),)  # noqa: RUF005
     for i in gl.static_range(3):
-        gl.store(TARGET + channel * 3 + i, x[i])
+        position = start + end - 3 + i - begin
+        gl.store(
+            TARGET + position % 3 * CONV_DIM + channel, x[i], mask=(channel >= 0) & (position >= 0)
+        )
 
 
 @gluon.jit
@@ -118,11 +124,11 @@ def _copy_last_inputs(
     """A row's last inputs of the convolution to its slot, and those before a snapshot to its.  Each
     channel is a thread's, which reads old inputs before it stores new ones."""
     GROUP: gl.constexpr = HV // HK
+    CONV_DIM: gl.constexpr = (2 * HK + HV) * DIM
     dim = gl.arange(0, DIM, gl.BlockedLayout([1], [32], [4], [0]))
     begin, end = gl.load(CU_SEQLENS + row), gl.load(CU_SEQLENS + row + 1)
     start = gl.load(LENGTHS + row) - (end - begin)
     slot = gl.load(SLOTS + row).to(gl.int64)
-    continued = (start > 0) & (slot >= 0)
     own = CONV + slot * conv_slot
     for i in range(2 + GROUP):
         head = gl.where(i < 2, i * HK + key_head, 2 * HK + key_head * GROUP + i - 2)
@@ -132,10 +138,11 @@ def _copy_last_inputs(
             border = begin - start + gl.load(SNAPSHOTS_AT + row)
             if (kept >= 0) & (border > begin) & (border <= end):
                 _copy_inputs(
-                    QKV, own, CONV + kept * conv_slot, border, begin, continued, channel, qkv_row
-                )
+                    QKV, own, CONV + kept * conv_slot, border, begin, start, slot >= 0,
+                    channel, qkv_row, CONV_DIM,
+                )  # fmt: skip
         if slot >= 0:
-            _copy_inputs(QKV, own, own, end, begin, continued, channel, qkv_row)
+            _copy_inputs(QKV, own, own, end, begin, start, True, channel, qkv_row, CONV_DIM)
 
 
 @gluon.jit

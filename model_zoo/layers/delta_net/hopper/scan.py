@@ -174,7 +174,7 @@ def _multiply(
     head, part, first_row, row_step = _part(HV, HALVES)
     column = (part + group) * HALF + gl.arange(0, HALF, gl.SliceLayout(1, wide))
     key = gl.arange(0, DIM, gl.SliceLayout(0, wide))
-    cell = head * (DIM * DIM) + key[None, :] * DIM + column[:, None]
+    cell = head * (DIM * DIM) + column[:, None] * DIM + key[None, :]
     count = 0
     for number in range(first_row, gl.load(rows[2]), row_step):
         row, _, begin, end, start = prompt_row(rows, number)

@@ -33,15 +33,16 @@ class TrialRow:
     has_slot: bool = True
 
 
-# Rows of all kinds: snapshots at a row's first chunk, within it and at its end; lengths that are no
-# multiples of a chunk; rows that the decode kernel has, without a slot, without tokens.
+# Rows of all kinds: snapshots after a row's first tokens, within it, at its end; lengths that are
+# no multiples of a chunk; rows that the decode kernel has, without a slot, without tokens.
 ROWS = (
     TrialRow(700, 0, 128),
     TrialRow(1, 63),
     TrialRow(90, 10, 64),
     TrialRow(64, 64),
     TrialRow(0),
-    TrialRow(330, 62, 256),
+    TrialRow(330, 62, 64),
+    TrialRow(140, 1, 128),
     TrialRow(9),
     TrialRow(70, 5, has_slot=False),
     TrialRow(131, 61, 192),
@@ -95,7 +96,7 @@ def trial_step(
     def integers(values: Sequence[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)
 
-    heads, dims = config.value_heads, (config.key_dim, config.value_dim)
+    heads, dims = config.value_heads, (config.value_dim, config.key_dim)
     lens = [row.tokens for row in rows]
     widths = [config.conv_dim, config.values_size, heads, heads]
     qkv, z = noise(sum(lens) + padding, sum(widths[:2])).split(widths[:2], 1)
@@ -112,7 +113,7 @@ def trial_step(
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(0)).tolist()
     of_rows = [order.pop() if row.has_slot else -1 for row in rows]
     state = DeltaNetState(
-        noise(slots, config.conv_dim, config.conv_width - 1),
+        noise(slots, config.conv_width - 1, config.conv_dim),
         noise(slots, heads, *dims, scale=0.1).to(state_dtype),
     )
     for row, slot in zip(rows, of_rows, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from model_zoo.layers.delta_net.decode.kernel import RESIDENT
 from tests.support.delta_net.shipped_delta_net import DELTA_NET, HOPPER_DELTA_NET
 from tests.support.paths import ROOT
 
@@ -80,11 +81,11 @@ def test_no_loop_loses_where_a_loop_within_it_begins(shipped: Shipped):
 def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(shipped: Shipped):
     for name in DECODE:
         (kernel,) = shipped[name].values()
-        # 64 columns of a state are 32 KB, or 16, by 64 threads of 16 bytes a load.
+        # A state is 64 KB, or 32, by 128 threads of 16 bytes a load.
         loads = 16 if "bf16" in name else 32
-        assert count(kernel["operations"], "LDG.E.128") >= loads
+        assert count(kernel["operations"], "LDG.E.EL.128") >= loads  # EL: evicted last
         assert count(kernel["operations"], "STG.E.128") >= loads
-        assert kernel["resident"] >= 2, "nothing is in flight while a program computes"
+        assert kernel["resident"] >= (2 if "bf16" in name else RESIDENT), "less is in flight"
 
 
 def test_prompts_are_four_launches_and_a_plan(shipped: Shipped):

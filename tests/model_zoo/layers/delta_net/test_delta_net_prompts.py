@@ -121,6 +121,18 @@ def test_other_rows_and_padding_are_left_alone(device: str):
     assert torch.equal(case.state.conv[unused], before.state.conv[unused])
 
 
+@pytest.mark.parametrize("conv_size", [2, 3, 4])
+def test_inputs_from_before_the_row_are_kept_with_its_state(device: str, conv_size: int):
+    """Snapshots after 3, 2, 1 and 0 tokens of rows; that of the last is none."""
+    snapshots = Snapshots(int32([64] * 4, device), int32([4, 5, 6, 7], device)[:, None])
+    assert_right(
+        delta_net_case(
+            [12, 9, 70, 20], [61, 62, 63, 64], conv_size=conv_size, slots=[3, 2, 1, 0],
+            free_slots=4, snapshots=snapshots, device=device,
+        )
+    )  # fmt: skip
+
+
 def with_snapshots(case: DeltaNetCase, first: list[int], slots: list[int]) -> DeltaNetCase:
     """A copy of the case, with one snapshot a row."""
     device = case.qkv.device

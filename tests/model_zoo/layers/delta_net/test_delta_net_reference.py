@@ -53,7 +53,7 @@ def test_prompt_and_answer_are_those_of_transformers():
         layer.norm.weight.detach(), 1e-6,
     )  # fmt: skip
     conv_dim = layer.conv1d.weight.shape[0]
-    state = DeltaNetState(torch.randn(3, conv_dim, 3), torch.randn(3, 6, 16, 24))
+    state = DeltaNetState(torch.randn(3, 3, conv_dim), torch.randn(3, 6, 24, 16))
     cache, x = DynamicCache(config=config), torch.randn(1, 75, 48)
     begin = 0
     for end in (70, 71, 72, 73, 74, 75):  # the cache of transformers takes one token at a time

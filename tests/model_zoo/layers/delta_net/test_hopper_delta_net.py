@@ -88,6 +88,22 @@ def test_a_state_within_a_row_is_kept_and_changes_no_bit(
 
 
 @HALVES
+def test_inputs_from_before_the_row_are_kept_with_its_state(device: str, halves: int):
+    """Snapshots after 3, 2, 1 and 0 tokens of rows; that of the last is none."""
+    case = of_prompts(
+        [12, 9, 70, 20], [61, 62, 63, 64], slots=[3, 2, 1, 0], free_slots=4, device=device
+    )
+    snapshots = Snapshots(int32([64] * 4, device), int32([4, 5, 6, 7], device)[:, None])
+    case = replace(case, rows=replace(case.rows, snapshots=snapshots))
+    exact = case.double()
+    gated_delta_net_reference(*exact.arguments)
+    prompts(case, halves)
+    assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
+    digit = DIGIT[case.qkv.dtype]
+    assert error(case.state.state.cpu(), exact.state.state) < 2 * digit
+
+
+@HALVES
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(16, 32), (16, 48)])
 def test_true_shapes_on_a_gpu(heads: tuple[int, int], halves: int):
