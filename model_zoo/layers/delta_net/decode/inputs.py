@@ -127,22 +127,9 @@ def _channels(
         )  # fmt: skip
         if IS_VALUE:
             _store_values(
-                V,
-                GATES,
-                B,
-                A,
-                A_LOG,
-                DT_BIAS,
-                y,
-                begin + i,
-                place + i,
-                block,
-                b_row,
-                a_row,
-                HV,
-                DV,
-                CHANNELS,
-            )
+                V, GATES, B, A, A_LOG, DT_BIAS, y, begin + i, place + i, block, b_row, a_row, HV,
+                DV, CHANNELS,
+            )  # fmt: skip
         else:
             _store_units(QK, y, place + i, block, HK, DK, CHANNELS)
     _keep_inputs(
@@ -155,9 +142,9 @@ def _channels(
 def decode_inputs(
     QKV, B, A, WEIGHT, A_LOG, DT_BIAS, CONV, CU_SEQLENS, LENGTHS, SLOTS, SNAPSHOTS_AT, SNAPSHOTS,
     QK, V, GATES, block, row, per_row, qkv_row, b_row, a_row, tap_channel, tap, conv_slot,
-    snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KEYS:
-    tl.constexpr, VALUES: tl.constexpr, K: tl.constexpr, MAX_TOKENS: tl.constexpr, BORDERS:
-    tl.constexpr,
+    snapshots_row, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
+    KEYS: tl.constexpr, VALUES: tl.constexpr, K: tl.constexpr, MAX_TOKENS: tl.constexpr,
+    BORDERS: tl.constexpr,
 ):  # fmt: skip
     """Of a row, the KEYS or VALUES channels of `block`, as kernel.py says."""
     KEY_BLOCKS: tl.constexpr = 2 * HK * DK // KEYS
