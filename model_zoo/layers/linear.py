@@ -223,7 +223,7 @@ class Linear(nn.Module):
         """
         gemm = self.gemm_of(rows)
         may = self.may_norm and not self.is_batch_invariant and self.dtype != torch.float16
-        return gemm if may and isinstance(gemm, NormingGemm) else None
+        return gemm if may and isinstance(gemm, NormingGemm) and gemm.norms(rows) else None
 
     def takes_normed(self, rows: int) -> bool:
         """As Consumer.takes_normed."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from attention.common.tma_rows import empty_with_room
 from model_zoo.layers.quantized_rows import QuantizedRows
 
 
@@ -40,7 +41,8 @@ class NormedRows:
     def room_for(cls, total: Tensor, tiles: int, norm: Norm) -> NormedRows:
         """Uninitialized, of a sum [T, K]."""
         squares = torch.empty(tiles, len(total), dtype=torch.float32, device=total.device)
-        return cls(torch.empty_like(total), squares, norm)
+        weighted = empty_with_room(tuple(total.shape), total.dtype, total.device)
+        return cls(weighted, squares, norm)
 
 
 NormOutput = Tensor | QuantizedRows | NormedRows  # what a norm gives to its consumer

@@ -108,6 +108,10 @@ class NormingGemm(GatingGemm):
     __slots__ = ()
 
     @abstractmethod
+    def norms(self, rows: int) -> bool:
+        """Whether `multiply` takes NormedRows of so many rows, and add_to so many."""
+
+    @abstractmethod
     def adds_ranks(self, rows: int) -> bool:
         """Whether add_to takes a rank_sum of so many rows."""
 
@@ -132,9 +136,11 @@ class NormingGemm(GatingGemm):
         """
 
 
-def units_in_flight(unit_bytes: int, stages: int, resident: int = 1) -> int:
+def units_in_flight(
+    unit_bytes: int, stages: int, resident: int = 1, in_flight: int = IN_FLIGHT
+) -> int:
     """Units of a ring that one of `resident` programs of a multiprocessor asks for at once."""
-    return max(1, min(stages, -(-IN_FLIGHT // (resident * unit_bytes))))
+    return max(1, min(stages, -(-in_flight // (resident * unit_bytes))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +235,10 @@ class SkinnyGemm(NormingGemm):
         self._launch(x, weight, bias, out, gate)
         return out
 
+    def norms(self, rows: int) -> bool:
+        """As NormingGemm.norms."""
+        return rows <= MAX_ROWS
+
     def adds_ranks(self, rows: int) -> bool:
         """As NormingGemm.adds_ranks: of larger tiles not all registers suffice."""
         return self.block_n * block_m(rows, 8) <= MAX_RANK_TILE
@@ -264,7 +274,7 @@ class SkinnyGemm(NormingGemm):
         from attention.common.hopper import tma_desc
         from model_zoo.layers.gemm.hopper.skinny_gemm import _skinny_gemm
 
-        plain, squares = (x, None) if isinstance(x, Tensor) else (x.weighted, x.squares)
+        plain, source = (x, None) if isinstance(x, Tensor) else (x.weighted, x)
         (rows, inputs), outputs = plain.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and plain.stride(1) == 1
         parts, arrived = workspace(plain.device)
@@ -277,17 +287,33 @@ class SkinnyGemm(NormingGemm):
             of_ranks, world = _of_ranks(rank_sum, rows, outputs)
         _skinny_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight, [self.block_n // halves, columns]), tma_desc(plain, [height, columns]),
-            parts, arrived, out, bias, out if total is None else total.weighted,
-            parts if total is None else total.squares, parts if squares is None else squares,
-            out if total is None else total.norm.weight, *of_ranks, int(total is not None),
-            0 if squares is None else len(squares), int(total is not None and total.norm.plus_one),
-            0.0 if isinstance(x, Tensor) else x.norm.eps, rows, outputs, inputs, k_blocks,
-            self.split_units, units_in_flight(unit_bytes, self.stages),
+            parts, arrived, out, bias, *norm_arguments(out, parts, source, total), *of_ranks, rows,
+            outputs, inputs, k_blocks, self.split_units, units_in_flight(unit_bytes, self.stages),
             FOLD=self.fold, STAGES=self.stages, X_STAGES=self.x_stages, GATE=gate or "",
             WORLD=world, num_warps=4,
             maxnreg=_registers(self.fold * self.block_n * self.fold * height, adds_ranks=world > 1),
             **dependent_launch(plain.device),
         )  # fmt: skip
+
+
+def norm_arguments(
+    out: Tensor, unused: Tensor, source: NormedRows | None, total: NormedRows | None
+) -> tuple[Any, ...]:
+    """What kernels take of the norms before and after a product: (WEIGHTED, SQUARES, X_SQUARES,
+    NORM, adds, tiles, plus_one, eps).
+
+    source  x is its `weighted`; None: x is what the GEMM multiplies
+    total   out is a residual, and this is to be the norm of its sum with the product; or None
+    unused  float32, in place of squares that there are none of
+    """
+    weighted, squares, weight, adds, plus_one = out, unused, out, 0, 0
+    if total is not None:
+        weighted, squares, weight, adds = total.weighted, total.squares, total.norm.weight, 1
+        plus_one = int(total.norm.plus_one)
+    x_squares, tiles, eps = unused, 0, 0.0
+    if source is not None:
+        x_squares, tiles, eps = source.squares, len(source.squares), source.norm.eps
+    return weighted, squares, x_squares, weight, adds, tiles, plus_one, eps
 
 
 def _of_ranks(rank_sum: RankSum, rows: int, size: int) -> tuple[tuple[Any, ...], int]:

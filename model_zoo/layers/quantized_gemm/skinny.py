@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from attention.common.tma_rows import empty_with_room, with_rows_behind
+from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
 from model_zoo.layers.gemm.implementations import (
     MAX_ROWS,
     PARTS_BYTES,
     SHARED_BYTES,
     TILES,
     Gate,
-    GatingGemm,
+    NormingGemm,
     block_m,
+    norm_arguments,
     units_in_flight,
     workspace,
 )
+from model_zoo.layers.normed_rows import Norm, NormedRows
 from model_zoo.layers.quantized_gemm.dequant_gemm import in_packed_order
 from model_zoo.layers.quantized_gemm.hopper.arguments import (
     SYNC_ROWS,
@@ -29,14 +32,19 @@ from model_zoo.quantization.quantized_weight import BITS
 from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
 
 ROWS = 64  # of wgmma
+NORM_ROWS = 32  # of x: of more a norm in the kernel takes twice the instructions of its epilogue
 WARPS = 4  # that multiply, of a tile of up to 64 weight rows
 APART_COLUMNS = 512  # of four warps, 128 each
 APART_OUTPUTS = 8  # scales of four rows, and of four gates or ups, lie together
+# Less than gemm/implementations.IN_FLIGHT: units are smaller, and programs take longer to use one.
+# With 64 in place of 96 KiB a step of Qwen3-8B took an H200 1.77 ms in place of 1.80 in int4 with 8
+# rows, and 2.53 in place of 2.60 with fp8 blocks and one row.
+PACKED_IN_FLIGHT = 64 << 10
 REGISTERS = {1: 168, 2: 128, 3: 80}  # a thread, of so many programs on a multiprocessor
 
 
 @dataclass(frozen=True, slots=True)
-class SkinnyQuantizedGemm(GatingGemm):
+class SkinnyQuantizedGemm(NormingGemm):
     """skinny_hopper.py: compute capability 9.0.  Of more than MAX_ROWS rows, so many at a time."""
 
     name = "dequantize in registers (Hopper)"
@@ -111,19 +119,56 @@ class SkinnyQuantizedGemm(GatingGemm):
         sums = 4 * ROWS * _height(rows) * self.groups
         return self.shared_bytes(rows, BITS[weight.kind]) + sums <= SHARED_BYTES
 
+    def norms(self, rows: int) -> bool:
+        """As NormingGemm.norms."""
+        return rows <= NORM_ROWS
+
+    def adds_ranks(self, rows: int) -> bool:
+        """As NormingGemm.adds_ranks."""
+        return False
+
     def multiply(
-        self, x: Tensor, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
+        self, x: Tensor | NormedRows, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
-        """As GatingGemm.multiply."""
-        (rows, inputs), outputs = x.shape, len(weight.words)
-        assert inputs == weight.shape[1] and self.serves(rows, outputs, inputs, weight)
-        x = with_rows_behind(in_packed_order(x, weight), _height(rows))
+        """As GatingGemm.multiply; x may be NormedRows."""
+        plain = x if isinstance(x, Tensor) else x.weighted
+        rows, outputs = len(plain), len(weight.words)
+        plain = self._padded(plain, weight)
         columns = outputs if gate is None else outputs // 2
-        out = empty_with_room((rows, columns), x.dtype, x.device)
+        out = empty_with_room((rows, columns), plain.dtype, plain.device)
+        if isinstance(x, NormedRows):
+            assert self.norms(rows)
+            self._multiply(plain, weight, bias, out, gate, source=x)
+            return out
         for first in range(0, rows, MAX_ROWS):
             part = slice(first, first + MAX_ROWS)
-            self._multiply(x[part], weight, bias, out[part], _height(rows), gate)
+            self._multiply(plain[part], weight, bias, out[part], gate, all_rows=rows)
         return out
+
+    def add_to(
+        self,
+        residual: Tensor,
+        x: Tensor,
+        weight: PackedWeight,
+        bias: Tensor | None,
+        norm: Norm,
+        *,
+        rank_sum: RankSum | None = None,
+    ) -> NormedRows:
+        """As NormingGemm.add_to."""
+        assert rank_sum is None and self.norms(len(x))
+        assert residual.is_contiguous() and residual.dtype == x.dtype
+        tiles = -(-len(weight.words) // self.block_n) * self.groups
+        normed = NormedRows.room_for(residual, tiles, norm)
+        plain = self._padded(x, weight)
+        self._multiply(plain, weight, bias, residual, None, total=normed)
+        return normed
+
+    def _padded(self, x: Tensor, weight: PackedWeight) -> Tensor:
+        """x in the order of the weight's columns, with the rows behind it that a tile has."""
+        (rows, inputs), outputs = x.shape, len(weight.words)
+        assert inputs == weight.shape[1] and self.serves(rows, outputs, inputs, weight)
+        return with_rows_behind(in_packed_order(x, weight), _height(rows))
 
     def _multiply(
         self,
@@ -131,36 +176,45 @@ class SkinnyQuantizedGemm(GatingGemm):
         weight: PackedWeight,
         bias: Tensor | None,
         out: Tensor,
-        height: int,
         gate: Gate | None,
+        *,
+        all_rows: int | None = None,
+        source: NormedRows | None = None,
+        total: NormedRows | None = None,
     ) -> None:
-        """height: rows of x of a tile, so that the last of many rows need no kernel of their own
+        """x may have more rows than out.
 
-        x may have more rows than out.
+        all_rows  of which these are a part, so that the last of many need no kernel of their own
+        source    x is its `weighted`
+        total     out is the residual, and this is to be the norm of the sum
         """
         from attention.common.dependent_launch import dependent_launch
         from attention.common.hopper import tma_desc
         from model_zoo.layers.quantized_gemm.skinny_hopper import _skinny_quantized_gemm
 
         rows, inputs, outputs = len(out), x.shape[1], len(weight.words)
+        height = _height(rows if all_rows is None else all_rows)
         bits, fold, groups = BITS[weight.kind], self.fold, self.groups
         columns, k_blocks = self.block_k // fold, -(-inputs // self.block_k)
         units = -(-outputs // self.block_n) * k_blocks
         found = format_arguments(weight, x.dtype, inputs, self.sync, self.apart)
         row_scales = weight.scales if found.by_row else weight.row_scales
         box = self.block_n if gate is None else self.block_n // 2 // groups
-        ahead = units_in_flight(self.block_n * self.block_k * bits // 8, self.stages, self.resident)
+        unit_bytes = self.block_n * self.block_k * bits // 8
+        ahead = units_in_flight(unit_bytes, self.stages, self.resident, PACKED_IN_FLIGHT)
         parts, arrived = workspace(x.device)
         _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight.words, [box, columns * bits // 32]),
             tma_desc(x, [height, columns], found.swizzle),
             four_together(weight.scales, found.per_block),
             four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
-            rows, outputs, k_blocks, self.split_units, ahead, -(-inputs // BLOCK),
+            *norm_arguments(out, parts, source, total), rows, outputs, inputs, k_blocks,
+            self.split_units, ahead, -(-inputs // BLOCK),
             **found.constants, GATE=gate or "", APART=self.apart, RAW=found.raw,
-            FOLD=fold, GROUPS=groups, STAGES=self.stages, X_STAGES=self.x_stages,
-            SWIZZLE=found.swizzle, REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4,
-            maxnreg=self.registers, **dependent_launch(x.device),
+            NORMS=height <= NORM_ROWS, FOLD=fold, GROUPS=groups, STAGES=self.stages,
+            X_STAGES=self.x_stages, SWIZZLE=found.swizzle,
+            REGISTERS=(3 * self.registers - 40) // 16 * 8, num_warps=4, maxnreg=self.registers,
+            **dependent_launch(x.device),
         )  # fmt: skip
 
 

@@ -14,10 +14,13 @@ a wait for the preceding kernel, one that loads x), but for what is done with a 
             next unit are loaded while one is multiplied, from the L2 cache, into which the
             warp that loads weights prefetches them with the unit
   parts     as there; each warpgroup has its own
+  norm, residual  as there, but that 1 / rms lies in shared memory, and the residual is loaded at a
+            tile's end: registers are few
   GATE      as there; each warpgroup has gates, and ups of the same columns
   reads     PackedWeight; x [M, K], bf16 or fp16, rows 16-byte aligned, M <= BLOCK_M; bias [N] or
-            None.  Four scales or zero points of 8 bits of a row and 128 columns, or eight, as int32
-  writes    y [M, N], or [M, N / 2] with GATE, contiguous
+            None; X_SQUARES [tiles, M] float32; NORM [N].  Four scales or zero points of 8 bits of a
+            row and 128 columns, or eight, as int32
+  writes    y [M, N], or [M, N / 2] with GATE, contiguous; WEIGHTED and SQUARES as there
   bound     memory: the codes and scales
   checked   tests/model_zoo/layers/quantized_gemm against float64, on a GPU and in an interpreter
 """
@@ -27,9 +30,10 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
-from triton.language.extra.cuda import gdc_launch_dependents
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from model_zoo.layers.gemm.hopper.gate import tile_row
+from model_zoo.layers.gemm.hopper.norm import inverse_rms, load_residual
 from model_zoo.layers.gemm.hopper.rings import ring_barriers
 from model_zoo.layers.gemm.hopper.stream_k import (
     add_runs,
@@ -121,13 +125,22 @@ def _next(stage, phase, STAGES: gl.constexpr):
 
 
 @gluon.jit
+def _of_tile(sums, FOLD: gl.constexpr, SYNC: gl.constexpr):
+    """Sums of a warpgroup's column runs -> those of its rows of a tile [rows, BLOCK_M]."""
+    if SYNC:
+        return add_runs(sums, FOLD)
+    else:
+        return unfold(sums, FOLD)
+
+
+@gluon.jit
 def _compute(
-    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED, OUT, BIAS, M,
-    N, k_blocks, split_units, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
-    DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
-    SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
-    GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr,
-    RAW: gl.constexpr,
+    weights, rows, inverses, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
+    OUT, BIAS, norm, M, N, k_blocks, split_units, scale_blocks, PTX: gl.constexpr,
+    CONSTRAINTS: gl.constexpr, DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr,
+    FACTORS: gl.constexpr, SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr,
+    FOLD: gl.constexpr, GROUPS: gl.constexpr, group: gl.constexpr, GATE: gl.constexpr,
+    APART: gl.constexpr, RAW: gl.constexpr, NORMS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup: products of its rows of the units, and the epilogue of each tile."""
     STAGES: gl.constexpr = weights.shape[0]
@@ -135,7 +148,10 @@ def _compute(
     RUN_BLOCKS: gl.constexpr = rows.shape[2] // SCALE_COLUMNS
     RUN_ROWS: gl.constexpr = weights.shape[1] // GROUPS // FOLD
     WIDTH: gl.constexpr = rows.shape[1] // FOLD if SYNC else rows.shape[1]
+    BLOCK_M: gl.constexpr = rows.shape[1] // FOLD
     layout: gl.constexpr = whole_layout(RUN_ROWS, WIDTH) if APART else sums_layout(WIDTH, SYNC)
+    WEIGHTED, SQUARES, X_SQUARES, NORM, adds, tiles, plus_one, eps, K = norm
+    own_inverses = inverses.index(group)
     begin, count = share(N, k_blocks, split_units, GROUPS * RUN_ROWS)
     if APART:
         acc = gl.zeros([WARPS, RUN_ROWS, WIDTH], gl.float32, runs_layout(WARPS))
@@ -154,6 +170,13 @@ def _compute(
             ZEROS, tile, block, N, scale_blocks, RUN_ROWS, RUN_BLOCKS, PER_BLOCK, ROW_GROUP, FOLD,
             GROUPS, group, GATE != "", APART,
         )  # fmt: skip
+    like_sums = gl.zeros([RUN_ROWS if APART else HEIGHT, WIDTH], gl.float32, layout)
+    of_tile: gl.constexpr = _of_tile(like_sums, FOLD, SYNC).type.layout
+    if NORMS:
+        if DEPENDENT:
+            gdc_wait()
+        columns: gl.constexpr = gl.SliceLayout(0, of_tile)
+        own_inverses.store(inverse_rms(X_SQUARES, tiles, M, K, eps, columns, BLOCK_M))
     for i in range(count):
         ends = block == k_blocks - 1
         next_block = gl.where(ends, 0, block + 1)
@@ -172,6 +195,7 @@ def _compute(
             r = gl.arange(0, FOLD * RUN_ROWS, gl.SliceLayout(1, layout)) % RUN_ROWS
             n = tile_row(tile * GROUPS + group, r, N, RUN_ROWS, GATE != "")
             row_scale = gl.load(ROW_SCALES + gl.minimum(n, N - 1))
+        is_last = ends | (i == count - 1)  # of the program's units of the tile
         mbarrier.wait(w_full.index(stage), phase)
         mbarrier.wait(x_full.index(x_stage), x_phase)
         if APART:
@@ -186,7 +210,16 @@ def _compute(
                 FACTORS, SYNC,
             )  # fmt: skip
         mbarrier.arrive(empty.index(stage), count=1)
-        if ends | (i == count - 1):
+        if is_last:
+            factors, residual_sum = None, None
+            if NORMS:
+                factors = own_inverses.load(gl.SliceLayout(0, of_tile))
+            if NORMS and GATE == "":
+                residual, weight = load_residual(
+                    OUT, NORM, tile * GROUPS + group, adds, M, N, RUN_ROWS, BLOCK_M
+                )
+                no_ranks = (OUT, OUT, ARRIVED, 0, 0)
+                residual_sum = (residual, weight, plus_one, WEIGHTED, SQUARES, adds, no_ranks)
             starts = i >= block  # whether the program has the tile's first unit
             slot = 2 * gl.program_id(0) + starts.to(gl.int32)
             sums = add_warps(acc) if APART else acc
@@ -194,13 +227,9 @@ def _compute(
                 sums = sums * (row_scale.to(gl.float32) * FACTOR)[:, None]
             elif FACTOR != 1.0:
                 sums = sums * FACTOR
-            if SYNC:  # noqa: SIM108
-                sums = add_runs(sums, FOLD)
-            else:
-                sums = unfold(sums, FOLD)
             write_part(
-                sums, starts & ends, tile, slot, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-                split_units, None, None, GROUPS, group, GATE,
+                _of_tile(sums, FOLD, SYNC), starts & ends, tile, slot, PARTS, ARRIVED, OUT,
+                BIAS, M, N, k_blocks, split_units, factors, residual_sum, GROUPS, group, GATE,
             )  # fmt: skip
             acc = gl.zeros_like(acc)
         tile, block = next_tile, next_block
@@ -212,17 +241,24 @@ def _compute(
             zeros = next_zeros
 
 
-@gluon.jit(do_not_specialize=["M", "N", "k_blocks", "split_units", "ahead", "scale_blocks"])
+@gluon.jit(
+    do_not_specialize=[
+        "adds", "tiles", "plus_one", "M", "N", "K", "k_blocks", "split_units", "ahead",
+        "scale_blocks",
+    ]
+)  # fmt: skip
 def _skinny_quantized_gemm(
-    w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED, OUT, BIAS, M, N, k_blocks,
-    split_units, ahead, scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
+    w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES,
+    X_SQUARES, NORM, adds, tiles, plus_one, eps, M, N, K, k_blocks, split_units, ahead,
+    scale_blocks, PTX: gl.constexpr, CONSTRAINTS: gl.constexpr,
     DTYPE: gl.constexpr, BITS: gl.constexpr, PER_BLOCK: gl.constexpr, FACTORS: gl.constexpr,
     SYNC: gl.constexpr, ROW_GROUP: gl.constexpr, FACTOR: gl.constexpr, FOLD: gl.constexpr,
     GROUPS: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr, SWIZZLE: gl.constexpr,
     REGISTERS: gl.constexpr, GATE: gl.constexpr, APART: gl.constexpr, RAW: gl.constexpr,
-    DEPENDENT: gl.constexpr,
+    NORMS: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
-    """GROUPS: warpgroups that compute; one if FOLD > 1 or APART.  GATE: "silu", "gelu" or ""."""
+    """GROUPS: warpgroups that compute; one if FOLD > 1 or APART.  GATE: "silu", "gelu" or "".
+    NORMS: whether `tiles` and `adds` may be other than 0."""
     COLUMNS: gl.constexpr = x_desc.block_type.shape[1]
     WIDTH: gl.constexpr = FOLD * x_desc.block_type.shape[0]
     BLOCKS: gl.constexpr = FOLD * COLUMNS // SCALE_COLUMNS  # of scales in a unit
@@ -235,16 +271,20 @@ def _skinny_quantized_gemm(
     rows = gl.allocate_shared_memory(
         x_desc.dtype, [X_STAGES, WIDTH, COLUMNS], gl.NVMMASharedLayout(SWIZZLE, 16, 2)
     )
+    inverses = gl.allocate_shared_memory(
+        gl.float32, [GROUPS, WIDTH // FOLD], gl.SwizzledSharedLayout(1, 1, 1, [0])
+    )
     w_full, x_full, empty = ring_barriers(STAGES, X_STAGES, GROUPS)
+    norm = (WEIGHTED, SQUARES, X_SQUARES, NORM, adds, tiles, plus_one, eps, K)
     ASKED: gl.constexpr = PER_BLOCK if ROW_GROUP == 1 else 0  # few blocks' scales: L2 has them
     if GROUPS == 1:
         gl.warp_specialize(
             [
                 (_compute, (
-                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
-                    APART, RAW,
+                    weights, rows, inverses, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES,
+                    PARTS, ARRIVED, OUT, BIAS, norm, M, N, k_blocks, split_units, scale_blocks, PTX,
+                    CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD,
+                    GROUPS, 0, GATE, APART, RAW, NORMS, DEPENDENT,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,
@@ -261,16 +301,16 @@ def _skinny_quantized_gemm(
         gl.warp_specialize(
             [
                 (_compute, (
-                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 0, GATE,
-                    APART, RAW,
+                    weights, rows, inverses, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES,
+                    PARTS, ARRIVED, OUT, BIAS, norm, M, N, k_blocks, split_units, scale_blocks, PTX,
+                    CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD,
+                    GROUPS, 0, GATE, APART, RAW, NORMS, DEPENDENT,
                 )),
                 (_compute, (
-                    weights, rows, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES, PARTS, ARRIVED,
-                    OUT, BIAS, M, N, k_blocks, split_units, scale_blocks, PTX, CONSTRAINTS, DTYPE,
-                    BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD, GROUPS, 1, GATE,
-                    APART, RAW,
+                    weights, rows, inverses, w_full, x_full, empty, SCALES, ZEROS, ROW_SCALES,
+                    PARTS, ARRIVED, OUT, BIAS, norm, M, N, k_blocks, split_units, scale_blocks, PTX,
+                    CONSTRAINTS, DTYPE, BITS, PER_BLOCK, FACTORS, SYNC, ROW_GROUP, FACTOR, FOLD,
+                    GROUPS, 1, GATE, APART, RAW, NORMS, DEPENDENT,
                 )),
                 (_load_weights, (
                     w_desc, weights, w_full, empty, SCALES, ZEROS, N, k_blocks, split_units, ahead,

@@ -236,6 +236,17 @@ def test_a_gemm_adds_where_the_next_one_takes_what_it_leaves_of_the_norm(
     assert sum(what.startswith("norm") for what in gemm.done) == expected_adds * STEPS
 
 
+def test_more_rows_than_a_gemm_has_norms_of_have_a_kernel_for_them():
+    norm = RMSNorm(16, 1e-6, torch.float32)
+    layer, consumer = (Linear(16, 16, bias=False, dtype=torch.float32) for _ in range(2))
+    for each in (layer, consumer):
+        each.use_gemms(dict.fromkeys(BUCKETS, CountingGemm(most_normed=32)))
+    layer.precedes(norm, consumer)
+    for rows, in_gemm in ((32, True), (33, False)):
+        assert consumer.takes_normed(rows) == in_gemm
+        assert (layer.norm_in_gemm(torch.zeros(rows, 16)) is norm) == in_gemm
+
+
 def test_a_norm_refuses_what_a_gemm_has_prepared_for_another():
     norm, other = (RMSNorm(16, 1e-6, torch.float32) for _ in range(2))
     residual = torch.zeros(2, 16)

@@ -120,7 +120,13 @@ def _language(programs: Callable[[], tuple[int, int]], barriers: list[Barrier]) 
     def layout(*args: object, **named: object) -> str:
         return "layout"
 
-    named = ("SliceLayout", "BlockedLayout", "NVMMADistributedLayout", "NVMMASharedLayout")
+    named = (
+        "SliceLayout",
+        "BlockedLayout",
+        "NVMMADistributedLayout",
+        "NVMMASharedLayout",
+        "SwizzledSharedLayout",
+    )
     layouts = dict.fromkeys((*named, "DotOperandLayout", "DistributedLinearLayout"), layout)
     types = {
         name: getattr(torch, name)

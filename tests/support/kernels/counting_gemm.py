@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.all_reduce.symmetric_buffers import RankSum
-from model_zoo.layers.gemm.implementations import Gate, NormingGemm
+from model_zoo.layers.gemm.implementations import MAX_ROWS, Gate, NormingGemm
 from model_zoo.layers.normed_rows import Norm, NormedRows
 
 
@@ -19,6 +19,7 @@ class CountingGemm(NormingGemm):
     """By PyTorch's operations."""
 
     name: str = "of a test"
+    most_normed: int = MAX_ROWS  # rows, of norms
     done: list[str] = field(default_factory=list)
 
     def gates(self, rows: int, weight: Any) -> bool:
@@ -36,6 +37,9 @@ class CountingGemm(NormingGemm):
             return y
         gates, ups = y.chunk(2, -1)
         return (F.gelu(gates, approximate="tanh") if gate == "gelu" else F.silu(gates)) * ups
+
+    def norms(self, rows: int) -> bool:
+        return rows <= self.most_normed
 
     def adds_ranks(self, rows: int) -> bool:
         return False

@@ -34,6 +34,7 @@ def interpreted_skinny_gemm() -> AbstractContextManager[None]:
         "_skinny_quantized_gemm",
         f"{gemm}.hopper.rings",
         f"{gemm}.hopper.gate",
+        f"{gemm}.hopper.norm",
         f"{gemm}.hopper.stream_k",
         f"{folder}.hopper.convert",
         f"{folder}.hopper.scales",

@@ -4,7 +4,8 @@ The first GEMM adds its output to the residual and stores the sum times the norm
 second one multiplies its output by 1 / rms of the sum, which is the same for all columns of a row.
 
 output_layout  of a tile's output: as many of a row's columns a thread as one instruction stores
-load_residual  what the epilogue of the first GEMM reads, loaded before a tile's products
+load_residual  what the epilogue of the first GEMM reads: loaded before a tile's products, or after
+               them where registers are few
 add_residual   that epilogue
 inverse_rms    1 / rms of the rows, from sums of squares that the first GEMM has stored
 """

@@ -108,9 +108,9 @@ def _compute(
     ]
 )  # fmt: skip
 def _skinny_gemm(
-    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES, NORM, OUTGOING,
-    INCOMING, LIMIT, sender_stride, rank, adds, tiles, plus_one, eps, M, N, K, k_blocks,
-    split_units, ahead, FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
+    w_desc, x_desc, PARTS, ARRIVED, OUT, BIAS, WEIGHTED, SQUARES, X_SQUARES, NORM, adds, tiles,
+    plus_one, eps, OUTGOING, INCOMING, LIMIT, sender_stride, rank, M, N, K, k_blocks, split_units,
+    ahead, FOLD: gl.constexpr, STAGES: gl.constexpr, X_STAGES: gl.constexpr,
     GATE: gl.constexpr, WORLD: gl.constexpr, DEPENDENT: gl.constexpr,
 ):  # fmt: skip
     """GATE: "silu", "gelu" or ""."""

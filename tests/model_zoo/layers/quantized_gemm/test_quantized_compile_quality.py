@@ -22,10 +22,12 @@ pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 # Bytes: with scales of 32 columns 64 rows need three sums of 32 registers.  A unit, 3400
 # instructions, has at most 43 of these loads.
 SPILLED = {"skinny int4 g32 zeros at 64": 64}
-# In three programs on a multiprocessor: scales and zero points of the next unit.
-SPILLED |= {"skinny int4 g32 zeros apart 64 at 8": 160, "skinny int4 g64 zeros apart 64 at 8": 64}
+# In three programs on a multiprocessor: scales and zero points of the next unit, and addresses of
+# the epilogue that adds to a residual.
+SPILLED |= {"skinny int4 g32 zeros apart 64 at 8": 240, "skinny int4 g64 zeros apart 64 at 8": 112}
+SPILLED |= {"skinny nvfp4 apart 64 at 8": 56, "skinny mxfp4 apart 64 at 8": 16}
 # In two programs, with sums of 16 rows.
-SPILLED |= {"skinny int4 g64 zeros apart 32 at 16": 48}
+SPILLED |= {"skinny int4 g64 zeros apart 32 at 16": 80}
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,11 @@ def test_a_norm_that_quantizes_adds_up_squares_in_the_order_of_one_that_does_not
 
 def count(operations: list[str], *beginnings: str) -> int:
     return sum(operation.startswith(beginnings) for operation in operations)
+
+
+def norms(name: str) -> bool:
+    """Whether the kernel may do its part of norms: not for 64 rows, and not of fp8 activations."""
+    return "skinny" in name and "codes" not in name and not name.endswith(" at 64")
 
 
 def test_no_kernel_spills_registers(shipped: dict[str, list[dict[str, Any]]]):
@@ -154,15 +161,17 @@ def test_int8_runs_on_tensor_cores_and_writes_widely(
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if "skinny" in name])
-def test_one_warp_waits_for_the_kernel_before_and_only_then_loads_x(
+def test_a_warp_waits_for_the_kernel_before_and_only_then_loads_x(
     shipped: dict[str, list[dict[str, Any]]], name: str
 ):
     (kernel,) = shipped[name]
     operations = kernel["operations"]
-    first = {x: operations.index(x) for x in ("PREEXIT", "UTMALDG.2D", "ACQBULK")}
-    assert first["PREEXIT"] < first["UTMALDG.2D"] < first["ACQBULK"], first
-    assert count(operations, "ACQBULK") == 1
-    assert count(operations[first["ACQBULK"] :], "UTMALDG.2D") >= 1
+    loads = operations[operations.index("PREEXIT") :]
+    assert not count(loads[: loads.index("UTMALDG.2D")], "ACQBULK"), "weights wait for nothing"
+    assert count(operations[operations.index("ACQBULK") :], "UTMALDG.2D") >= 1
+    groups = 2 if "fp8" in name and name.endswith("sync at 16") else 1
+    waits = 1 + groups if norms(name) else 1
+    assert count(operations, "ACQBULK") == waits, "warps that multiply wait for norms"
 
 
 @pytest.mark.parametrize(
@@ -176,14 +185,20 @@ def test_codes_go_through_registers_to_tensor_cores(
     multiplied = count(operations, "HGMMA")
     if "sync" in name:
         multiplied = count(operations, "HMMA") // (2 if name.endswith("16") else 1)
-        assert count(operations, "LDSM") == count(operations, "HMMA") // 2, "four tiles of x each"
+        tiles = count(operations, "HMMA") // 2
+        assert tiles <= count(operations, "LDSM") < tiles + 4, "four tiles of x each, and the end's"
     assert multiplied >= (8 if "four" in name else 16) and count(operations, "UTMALDG") >= 2
     weights, bits = 8 * multiplied, 8 if "fp8" in name else 4  # of a thread and unit
-    assert count(operations, "LDS.128") == weights * bits // 128, "each word is loaded once"
-    stored = 20 if "runs" in name else 4  # by the epilogue, and to start the warpgroups
+    words = weights * bits // 128
+    assert words <= count(operations, "LDS.128") < words + 8, "each word is loaded once"
+    # By the end of a tile, with a norm, and to start the warpgroups: codes would be 32 more.
+    stored = 36 if "runs" in name else 24
     assert count(operations, "STS") <= stored and count(operations, "SHFL") <= stored
     converting = count(hot, "LOP3", "SHF", "PRMT", "HADD2", "HMUL2", "HFMA2")
-    assert converting <= 2.3 * weights, "at the memory's speed an SM has 3.4 for each 4-bit weight"
+    at_the_end = 120 if norms(name) else 0
+    assert converting - at_the_end <= 2.3 * weights, (
+        "at the memory's speed an SM has 3.4 for each 4-bit weight"
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in QUANTIZED if "apart" in name])
@@ -192,14 +207,15 @@ def test_warps_with_columns_of_their_own_read_words_and_x_once(
 ):
     (kernel,) = shipped[name]
     operations, hot = kernel["operations"], kernel["hot"]
-    words = count(hot, "LDS.128")  # of a thread and unit: 32 weights each
+    # Of a thread and unit, 32 weights each; the end of a tile has fewer than 8.
+    words = count(hot, "LDS.128") // 8 * 8
     weights, tiles_of_x = 32 * words, int(name.split()[-1]) // 8
     assert words in (8, 16), "each word is loaded once"
     products = weights // 8 * max(1, tiles_of_x)
     without = "int4 g128" in name or "int4 g64" in name  # a subtraction of zero points
     of_x = products // (2 if "32 at" in name else 4) if without else 0
     assert count(operations, "HMMA") == products + of_x
-    assert not without or not count(operations, "HADD2"), "128 a unit, were they subtracted"
+    assert not without or count(operations, "HADD2") <= 4, "128 a unit, were they subtracted"
     assert count(hot, "MOV", "IMAD.MOV") <= 70 * words // 8, "halves stay together"
 
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm import implementations
 from model_zoo.layers.gemm.implementations import units_in_flight, workspace
+from model_zoo.layers.quantized_gemm import skinny
 from model_zoo.layers.quantized_gemm.hopper.arguments import format_arguments
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
@@ -139,10 +139,10 @@ def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
 def test_products_are_right_with_fewer_units_in_flight_than_the_ring_has(
     in_flight: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(implementations, "IN_FLIGHT", in_flight)
+    monkeypatch.setattr(skinny, "PACKED_IN_FLIGHT", in_flight)
     gemm = SkinnyQuantizedGemm(64, 256, 4, 3, x_stages=2)
     unit_bytes = 64 * 256 // 2
-    assert units_in_flight(unit_bytes, gemm.stages, gemm.resident) < gemm.stages
+    assert units_in_flight(unit_bytes, gemm.stages, gemm.resident, in_flight) < gemm.stages
     weight = quantized("int4 g128", 150, 1536)
     check(gemm, numbers("cpu", BF16, 5, 1536), weight, numbers("cpu", BF16, 150))
 
