@@ -28,7 +28,7 @@ from model_zoo.model import Model
 from model_zoo.parallel.communicator import Communicator
 from model_zoo.parallel.shard import Shard
 from model_zoo.registry import build
-from tests.support.kernels.counting_gemm import CountingGemm
+from tests.support.gemm.counting_gemm import CountingGemm
 from tests.support.models.paged_forward import PagedRow
 from tests.support.models.tiny_checkpoints import HYBRID_KINDS, write_checkpoint
 from tests.support.quantization.w8a8_models import config_of

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from model_zoo.layers.gemm.candidates import gemm_candidates
 from model_zoo.layers.gemm.implementations import BUCKETS, SkinnyGemm
+from tests.support.gemm.normed_gemm import check_add, check_norm, numbers
 from tests.support.interpreter.gluon_interpreter import interpreted
-from tests.support.kernels.normed_gemm import check_add, check_norm, numbers
 
 # Whole and split tiles, column runs that are stacked, and the last unit past the end.
 SIZES = [

@@ -13,7 +13,7 @@ from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight, pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.quantization.quantized_weight import BITS
-from tests.support.kernels.normed_gemm import check_add, check_norm
+from tests.support.gemm.normed_gemm import check_add, check_norm
 from tests.support.kernels.quantized_cases import interpreted_skinny_gemm, quantized
 
 BF16 = torch.bfloat16

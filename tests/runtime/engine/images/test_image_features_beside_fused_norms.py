@@ -10,7 +10,7 @@ from model_zoo.layers.gemm.implementations import MAX_ROWS, GemmImpl
 from model_zoo.layers.linear import Linear
 from runtime.messages import EngineRequest, SamplingParams
 from tests.support.engine.loaded_engine import loaded_engine
-from tests.support.kernels.counting_gemm import CountingGemm
+from tests.support.gemm.counting_gemm import CountingGemm
 from tests.support.models.tiny_vision import (
     library_answer,
     picture,
