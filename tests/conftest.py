@@ -12,6 +12,7 @@ from httpx2._config import DEFAULT_TIMEOUT_CONFIG
 from hypothesis import HealthCheck, settings
 
 from tests.support.examples import FULL
+from tests.support.interpreter.of_processes import interpret_sooner
 
 # Small tensors on few cores: more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -58,12 +59,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Kernels of these tests are interpreted sooner, and with a GPU's minimum of NaN."""
-    if session.items and os.environ.get("TRITON_INTERPRET") == "1":
-        from tests.support.interpreter.fast_interpreter import use_fast_interpreter
-        from tests.support.interpreter.minimum_of_nan import use_minimum_of_gpus
-
-        use_fast_interpreter()
-        use_minimum_of_gpus()
+    if session.items:
+        interpret_sooner()
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

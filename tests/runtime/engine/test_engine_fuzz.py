@@ -30,6 +30,7 @@ SLOW = {
     requests.left_out_row_committed,
     kv_cache.hit_of_a_page_not_yet_written,
     kv_cache.means_without_their_prefix,
+    kv_cache.never_freed_behind_a_window,
     decode_rows.last_fed_stale_after_preemption,
     decode_rows.refused_of_a_row_that_started_over,
     states.snapshot_a_token_short,

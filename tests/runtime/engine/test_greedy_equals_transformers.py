@@ -46,11 +46,6 @@ def written(
     return directory, AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
 
 
-@pytest.fixture(scope="module")
-def checkpoint(written: tuple[Path, Any]) -> Path:
-    return written[0]
-
-
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> DeviceOption:
     return request.param
@@ -62,23 +57,12 @@ def prompts() -> list[list[int]]:
     return [torch.randint(3, 90, (length,), generator=noise).tolist() for length in PROMPT_LENS]
 
 
-@pytest.fixture(scope="module")
-def expected(written: tuple[Path, Any], prompts: list[list[int]]) -> list[list[int]]:
-    """What transformers answers, one prompt at a time."""
-    model = written[1]
-    answers: list[list[int]] = []
-    for prompt in prompts:
-        generated = model.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
-            max_new_tokens=STEPS,
-            min_new_tokens=STEPS,
-            do_sample=False,
-            pad_token_id=0,
-            eos_token_id=None,
-        )
-        answers.append(generated[0, len(prompt) :].tolist())
-    return answers
+@torch.no_grad()
+def said_by_transformers(model: Any, prompt: list[int], answer: list[int]) -> list[int]:
+    """After the prompt and after each token but the last of the answer.  That is the answer itself
+    if it is what transformers answers."""
+    logits = model(torch.tensor([prompt + answer[:-1]]), use_cache=False).logits
+    return logits[0, len(prompt) - 1 :].argmax(-1).tolist()
 
 
 def answer(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[int]]:
@@ -92,15 +76,23 @@ def answer(engine: Engine, prompts: list[list[int]], steps: int) -> list[list[in
     return answers
 
 
+def check(model: Any, prompts: list[list[int]], answers: list[list[int]], steps: int) -> None:
+    """That the answers, of so many tokens, are those of transformers."""
+    assert [len(tokens) for tokens in answers] == [steps] * len(prompts)
+    for prompt, tokens in zip(prompts, answers, strict=True):
+        assert tokens == said_by_transformers(model, prompt, tokens)
+
+
 def test_chunks_of_prompts_among_decoding_rows_change_no_token(
-    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
+    written: tuple[Path, Any], device: DeviceOption, prompts: list[list[int]]
 ) -> None:
+    checkpoint, model = written
     engine = loaded_engine(checkpoint, device, kv_tokens=1024, max_batched_tokens=7)
-    begun = [tokens[:FEW_STEPS] for tokens in expected]
-    assert answer(engine, prompts, FEW_STEPS) == begun
+    answers = answer(engine, prompts, FEW_STEPS)
+    check(model, prompts, answers, FEW_STEPS)
     # A second time, the prompts and answers are found in the prefix cache, but not in models whose
     # recurrent states are not cached.
-    assert answer(engine, prompts, FEW_STEPS) == begun
+    assert answer(engine, prompts, FEW_STEPS) == answers
     has_states = checkpoint.name in HYBRID_KINDS
     assert (engine.stats().cached_tokens > 0) == (not has_states)
 
@@ -111,10 +103,11 @@ def test_chunks_of_prompts_among_decoding_rows_change_no_token(
     indirect=True,
 )
 def test_preempted_sequences_go_on_with_the_same_tokens(
-    checkpoint: Path, device: DeviceOption, prompts: list[list[int]], expected: list[list[int]]
+    written: tuple[Path, Any], device: DeviceOption, prompts: list[list[int]]
 ) -> None:
+    checkpoint, model = written
     # One window of 32 positions in all layers takes few pages.
     kv_tokens = 112 if "mistral-window" in checkpoint.name else 208
     engine = loaded_engine(checkpoint, device, kv_tokens=kv_tokens, max_batched_tokens=16)
-    assert answer(engine, prompts, STEPS) == expected
+    check(model, prompts, answer(engine, prompts, STEPS), STEPS)
     assert engine.stats().preemptions > 0

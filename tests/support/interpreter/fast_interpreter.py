@@ -9,6 +9,8 @@
   debugging kernels make.
 - Each call of a function of `triton.language` goes through two others.
 - Each tensor wraps the numbers of its shape anew, several times; here once a shape.
+- Operators look anew at the types of their operands; here once for two types (known_operators.py).
+- Floats of few bits, numbers and types of pointers are made anew; here once (known_values.py).
 
 These are private functions of Triton; a version of it that has others keeps its own.
 """
@@ -19,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.interpreter.known_operators import known_operator
+from tests.support.interpreter.known_values import remember_values
 from tests.support.interpreter.shared_shapes import share_shapes
 
 
@@ -34,13 +38,15 @@ def use_fast_interpreter() -> None:
         module.ReduceOps.generic_reduce = _reduce_by_slices
     if hasattr(module, "_patch_lang") and hasattr(module, "_LangPatchScope"):
         module._patch_lang = _once_a_launch(module)
-    if hasattr(module, "_patch_attr"):
+    if hasattr(module, "_patch_attr") and hasattr(module, "_patch_builtin"):
         module._patch_attr = _calling_directly(module)
+        module._patch_builtin = _listing_once(module)
     semantic: Any = TritonSemantic
     if hasattr(semantic, "binary_op_sanitize_overflow_impl"):
         checked = semantic.binary_op_sanitize_overflow_impl
         semantic.binary_op_sanitize_overflow_impl = _only_in_debugging(checked)
     share_shapes()
+    remember_values()
 
 
 def _remembering(np_type_of: Any) -> Any:
@@ -84,15 +90,48 @@ def _once_a_launch(module: Any) -> Any:
 
 def _calling_directly(module: Any) -> Any:
     """`_patch_attr(...)`: what replaces a function calls it without two functions in between."""
+    operators: dict[str, Any] = {}  # of tl.tensor
 
     def patch(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         function, semantic = getattr(member, "__wrapped__", member), module.interpreter_semantic
+        if owner is module.tl.tensor:
+            if name not in operators:
+                operators[name] = known_operator(name, function)
+            if operators[name] is not None:
+                scope.set_attr(owner, name, operators[name])
+                return
 
         def call(*args: Any, **named: Any) -> Any:
             named["_semantic"] = semantic
             return function(*args, **named)
 
         scope.set_attr(owner, name, call)
+
+    return patch
+
+
+def _listing_once(module: Any) -> Any:
+    """`_patch_builtin(owner, builder, scope)`: what there is to replace is looked up here."""
+    core, patch_builtin = module.tl.core, module._patch_builtin
+
+    class Listed:
+        def __init__(self) -> None:
+            self.found: list[tuple[str, Any]] = []
+
+        def set_attr(self, owner: Any, name: str, value: Any) -> None:
+            self.found.append((name, value))
+
+    owners = (module.tl, core, module.tl.tensor, module.tl.math, core.tensor_descriptor_base)
+    listed = {owner: Listed() for owner in owners}
+    for owner, each in listed.items():
+        patch_builtin(owner, module.interpreter_builder, each)
+
+    def patch(owner: Any, builder: Any, scope: Any) -> None:
+        if owner not in listed:
+            patch_builtin(owner, builder, scope)
+            return
+        for name, value in listed[owner].found:
+            scope.set_attr(owner, name, value)
 
     return patch
 

@@ -49,6 +49,7 @@ def _copy_to_shared(desc: Descriptor, corner: list[Any], bar: Barrier, to: Share
 
 def _multiply(a: Any, b: Any, acc: Any, *, use_acc: Any = True, is_async: bool = False) -> Any:
     a, b, acc = (x.tensor if isinstance(x, Shared | Token) else x for x in (a, b, acc))
+    a, b, acc = (x.as_subclass(torch.Tensor) for x in (a, b, acc))
     product = a.float() @ b.float()
     total = values(product + acc) if bool(use_acc) else values(product)
     return Token(total) if is_async else total
@@ -90,7 +91,8 @@ def _inline_asm(
         return values(torch.zeros(args[0].shape, dtype=torch.int32))
     outputs = constraints.count("=")
     assert constraints.count(",") + 1 == outputs + len(args) and outputs == len(dtype)
-    words = torch.broadcast_tensors(*(torch.as_tensor(x) for x in args))
+    plain = (torch.as_tensor(x).as_subclass(torch.Tensor) for x in args)
+    words = torch.broadcast_tensors(*plain)
     found = run_ptx(asm, [word.long() for word in words], outputs)
     return tuple(values(x.to(each)) for x, each in zip(found, dtype, strict=True))
 

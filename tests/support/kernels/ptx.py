@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,18 +19,25 @@ def run_ptx(ptx: str, inputs: Sequence[Tensor], outputs: int) -> list[Tensor]:
     inputs  int64, the numbers of $outputs, $outputs + 1 and so on; only their 32 bits count
     """
     registers = {f"${outputs + i}": word & MASK for i, word in enumerate(inputs)}
-    body = ptx.strip().removeprefix("{").removesuffix("}")
-    for line in filter(None, (line.strip() for line in body.split(";"))):
-        if line.startswith(".reg"):
-            continue
-        operation, rest = line.split(None, 1)
-        operands = [x.strip() for x in re.findall(r"\{[^}]*\}|[^,]+", rest)]
+    for operation, operands in _instructions(ptx):
         if operands[0].startswith("{"):
             _unpack(registers, operands)
             continue
         read = [_value(registers, x) for x in operands[1:]]
         registers[operands[0]] = _run(operation, read) & MASK
     return [torch.as_tensor(registers[f"${i}"]) for i in range(outputs)]
+
+
+@lru_cache
+def _instructions(ptx: str) -> list[tuple[str, list[str]]]:
+    """(operation, operands) of each line."""
+    found: list[tuple[str, list[str]]] = []
+    body = ptx.strip().removeprefix("{").removesuffix("}")
+    for line in filter(None, (line.strip() for line in body.split(";"))):
+        if not line.startswith(".reg"):
+            operation, rest = line.split(None, 1)
+            found.append((operation, [x.strip() for x in re.findall(r"\{[^}]*\}|[^,]+", rest)]))
+    return found
 
 
 def _unpack(registers: dict[str, Tensor], operands: list[str]) -> None:
@@ -41,10 +49,6 @@ def _unpack(registers: dict[str, Tensor], operands: list[str]) -> None:
 
 def _value(registers: dict[str, Tensor], operand: str) -> Tensor | int:
     return int(operand, 0) if operand[0].isdigit() else registers[operand]
-
-
-def _signed(half: Tensor) -> Tensor:
-    return torch.where(half >= 0x8000, half - 0x10000, half).to(torch.int16)
 
 
 def _run(operation: str, x: Sequence[Tensor | int]) -> Tensor:
@@ -83,9 +87,10 @@ def _lop3(a: Tensor, b: Tensor, c: Tensor, table: int) -> Tensor:
 
 def _of_halves(name: str, dtype: torch.dtype, x: Sequence[Tensor | int]) -> Tensor:
     compute = {"sub": torch.sub, "mul": torch.mul, "fma": lambda a, b, c: a * b + c}[name]
-    result = torch.zeros((), dtype=torch.int64)
-    for shift in (0, 16):
-        halves = (_signed(torch.as_tensor(v) >> shift & 0xFFFF).view(dtype) for v in x)
-        half = compute(*(v.double() for v in halves)).to(dtype)  # exact for codes of weights
-        result = result | (half.view(torch.int16).long() & 0xFFFF) << shift
-    return result
+    exact = compute(*(_halves(v, dtype).double() for v in x))  # of codes of weights
+    return exact.to(dtype).view(torch.int32).squeeze(-1).long() & MASK
+
+
+def _halves(word: Tensor | int, dtype: torch.dtype) -> Tensor:
+    """[..., 2], the low one first."""
+    return torch.as_tensor(word).to(torch.int32).unsqueeze(-1).view(dtype)

@@ -177,6 +177,15 @@ def library_logits(model: nn.Module, tokens: list[int], images: tuple[PromptImag
         return model(**library_inputs(tokens, images)).logits[0].float()
 
 
+def library_tokens(
+    model: nn.Module, tokens: list[int], images: tuple[PromptImage, ...], answer: list[int]
+) -> list[int]:
+    """The greedy ones after the prompt and after each token but the last of an answer: the answer
+    itself, if it is library_answer()."""
+    logits = library_logits(model, tokens + answer[:-1], images)
+    return logits[len(tokens) - 1 :].argmax(-1).tolist()
+
+
 def library_answer(
     model: Any, tokens: list[int], images: tuple[PromptImage, ...], count: int
 ) -> list[int]:

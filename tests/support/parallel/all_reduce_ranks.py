@@ -20,6 +20,7 @@ from torch import Tensor
 
 from model_zoo.layers.all_reduce.add_rms_norm import all_reduce_add_rms_norm
 from model_zoo.layers.all_reduce.symmetric_buffers import buffer_shape, buffers_in
+from tests.support.interpreter.of_processes import interpret_sooner
 
 MAX_ROWS, SIZE, DTYPE = 9, 96, torch.float32
 EPS = 1e-5
@@ -63,4 +64,5 @@ def run(folder: Path, rank: int, world: int, calls: int) -> None:
 
 
 if __name__ == "__main__":
+    interpret_sooner()
     run(Path(sys.argv[1]), *map(int, sys.argv[2:]))

@@ -19,11 +19,13 @@ from runtime.ipc.broadcast import BroadcastReceiver
 from runtime.ranks.group import Ranks
 from runtime.ranks.messages import decode
 from runtime.startup.loading import load
+from tests.support.interpreter.of_processes import interpret_sooner
 from tests.support.parallel.gloo_engine import forget_sums
 from tests.support.parallel.mapped_memory import MappedMemory
 
 
 def main() -> None:
+    interpret_sooner()
     store, device, memory, pipe = *sys.argv[1:3], int(sys.argv[3]), int(sys.argv[4])
     ranks = Ranks.join(1, 2, store, device=device, deterministic=False)
     if len(sys.argv) > 5:
