@@ -61,14 +61,12 @@ TILES = [
     PromptTiles(input_warps=4),
     PromptTiles(channels=256, input_warps=1),
     PromptTiles(local_hopper=True),
-    PromptTiles(scan_halves=1),
-    PromptTiles(scan_halves=2),
-    PromptTiles(local_hopper=True, scan_halves=1),
-    PromptTiles(local_hopper=True, scan_halves=2),
+    PromptTiles(scan_hopper=True),
+    PromptTiles(local_hopper=True, scan_hopper=True),
 ]
 KERNELS = {
     "triton": PromptTiles(),
-    "hopper": PromptTiles(local_hopper=True, scan_halves=1),
+    "hopper": PromptTiles(local_hopper=True, scan_hopper=True),
 }
 Call = Callable[[DeltaNetStep, Tensor], object]  # of a step, into out
 

@@ -63,7 +63,7 @@ def make_step(
     weights = DeltaNetWeights(
         conv=noise(TAPS, conv_dim, scale=0.5).T,
         a_log=torch.empty(value_heads, device=device).uniform_(0.01, 8).log(),
-        dt_bias=noise(value_heads) - 4,
+        dt_bias=noise(value_heads).float() - 4,
         norm=noise(DIM, scale=0.1) + 1,
         norm_eps=1e-6,
     )

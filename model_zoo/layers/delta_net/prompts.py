@@ -58,7 +58,7 @@ def delta_net_prompts(
     assert out.is_contiguous()
     if not len(plan.rows):
         return
-    serves = serves_prompts(qkv, z, state)
+    serves = serves_prompts(qkv, state)
     chunks = min(len(plan.chunks), len(qkv) // CHUNK + SPARE_CHUNKS)
     chunked = _launch_inputs(qkv, b, a, weights, state, rows, plan, chunks, tiles)
     if tiles.local_hopper and serves:
@@ -68,12 +68,10 @@ def delta_net_prompts(
     else:
         _launch_local(qkv, weights, state, rows, plan, chunked, chunks, tiles)
     programs = min(len(plan.rows), MAX_PROMPTS)
-    if tiles.scan_halves and serves:
+    if tiles.scan_hopper and serves:
         from model_zoo.layers.delta_net.hopper.run import scan_hopper
 
-        scan_hopper(chunked, z, weights, state, rows, plan, out, programs, tiles.scan_halves)
-        if tiles.scan_halves == 2:
-            return
+        scan_hopper(chunked, state, rows, plan, out, programs)
     else:
         _launch_scan(chunked, state, rows, plan, out, programs, tiles)
     heads, dim = chunked.v.shape[1:]

@@ -11,10 +11,9 @@ class PromptTiles:
 
     channels that a program of prompt_inputs has, at most
     block_v  columns of a state that a program of chunk_scan has
-    local_hopper, scan_halves
-             whether hopper/local.py takes the place of chunk_local; of a value head, the halves
-             that a program of hopper/scan.py has in place of chunk_scan: 2 with the gated norm, 1
-             without; 0: chunk_scan.  Where the Hopper kernels serve
+    local_hopper, scan_hopper
+             whether hopper/local.py takes the place of chunk_local, and hopper/scan.py that of
+             chunk_scan, where they serve
     """
 
     channels: int = 512
@@ -26,7 +25,7 @@ class PromptTiles:
     scan_stages: int = 2
     norm_warps: int = 4
     local_hopper: bool = False
-    scan_halves: int = 0
+    scan_hopper: bool = False
 
 
 def power_of_two_within(number: int, most: int) -> int:

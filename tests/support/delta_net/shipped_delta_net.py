@@ -80,14 +80,13 @@ def call_prompts(
     dtype: torch.dtype = BF16,
     dim: int = DIM,
     snapshots: bool = True,
-    halves: int = 0,
+    hopper: bool = False,
 ) -> None:
-    """snapshots: as in all steps with prompts of a server; halves: by the Hopper kernels, of a head
-    in a program of the scan"""
+    """snapshots: as in all steps with prompts of a server; hopper: by the Hopper kernels."""
     tokens = 8192
     made = arguments(value_heads, state_dtype, tokens, tokens, snapshots, dtype, dim)
     plan = plan_chunks(made[-1].cu_seqlens, made[-1].cache_seqlens, tokens)
-    tiles = replace(prompt_tiles(dtype), local_hopper=halves > 0, scan_halves=halves)
+    tiles = replace(prompt_tiles(dtype), local_hopper=hopper, scan_hopper=hopper)
     delta_net_prompts(*made, plan, tensor(tokens, value_heads * dim, dtype=dtype), tiles)
 
 
@@ -118,7 +117,6 @@ HOPPER_DELTA_NET: dict[str, Callable[[], None]] = {}
 for value_heads in (32, 48, 64):
     for snapshots in (False, True):
         name = f"{value_heads}" + " with snapshots" * snapshots
-        for halves in (1, 2):
-            HOPPER_DELTA_NET[f"delta_net_prompts by hopper {name}, {halves} of 2 halves"] = partial(
-                call_prompts, value_heads, FP32, snapshots=snapshots, halves=halves
-            )
+        HOPPER_DELTA_NET[f"delta_net_prompts by hopper {name}"] = partial(
+            call_prompts, value_heads, FP32, snapshots=snapshots, hopper=True
+        )

@@ -34,9 +34,8 @@ TIMED = 2048, 8192
 CALLS, REPLAYS = 3, 4
 CANDIDATES = (
     PromptTiles(),
-    PromptTiles(scan_halves=1),
-    PromptTiles(local_hopper=True, scan_halves=1),
-    PromptTiles(local_hopper=True, scan_halves=2),
+    PromptTiles(scan_hopper=True),
+    PromptTiles(local_hopper=True, scan_hopper=True),
 )
 PADDING = 5
 log = logging.getLogger(__name__)

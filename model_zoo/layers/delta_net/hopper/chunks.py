@@ -5,8 +5,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-LOG2_E = gl.constexpr(1.4426950408889634)
-
 
 @gluon.jit
 def clear(tile, tokens):
@@ -32,10 +30,3 @@ def prompt_row(rows, number):
     row = gl.load(ROWS + number)
     begin, end = gl.load(CU_SEQLENS + row), gl.load(CU_SEQLENS + row + 1)
     return row, gl.load(FIRST_CHUNKS + number), begin, end, gl.load(LENGTHS + row) - (end - begin)
-
-
-@gluon.jit
-def silu(x):
-    """As that of convolution.py."""
-    root = gl.rsqrt(1.0 + gl.exp2(x * -LOG2_E))
-    return x * root * root

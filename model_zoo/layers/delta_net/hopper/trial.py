@@ -104,7 +104,7 @@ def trial_step(
     weights = DeltaNetWeights(
         conv=noise(config.conv_dim, config.conv_width, scale=0.5),
         a_log=torch.empty(heads, device=device).uniform_(0.01, 8, generator=make).log(),
-        dt_bias=noise(heads) - 4,
+        dt_bias=noise(heads).float() - 4,
         norm=noise(config.value_dim, scale=0.1) + 1,
         norm_eps=1e-6,
     )

@@ -34,6 +34,6 @@ def hopper_kernels() -> Iterator[None]:
         return
     with (
         interpreted("_local", f"{HOPPER}.chunks", f"{HOPPER}.local"),
-        interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "outputs", "scan"))),
+        interpreted("_scan", *(f"{HOPPER}.{name}" for name in ("chunks", "scan"))),
     ):
         yield

@@ -21,12 +21,6 @@ DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
 FULL_SIZE = [name for name in PROMPTS if " of " not in name]  # heads of 128
 IN_FP32 = "delta_net_prompts in fp32"  # emulates its products, and spills
-HOPPER_PROMPTS = [
-    (name, halves)
-    for name in HOPPER_DELTA_NET
-    for halves in (1, 2)
-    if name.endswith(f"{halves} of 2 halves")
-]
 SOME_REGISTERS = 32  # bytes of a thread
 Shipped = dict[str, dict[str, dict[str, Any]]]  # of each call, its kernels by name
 
@@ -109,18 +103,18 @@ def test_programs_of_chunks_share_a_multiprocessor(shipped: Shipped):
             assert all(kernels[one]["resident"] >= 2 for one in ("_chunk_local", "_prompt_inputs"))
 
 
-def test_hopper_has_the_gated_norm_where_a_program_has_a_whole_head(shipped: Shipped):
-    for name, halves in HOPPER_PROMPTS:
-        launches = ["_plan_chunks", "_prompt_inputs", "_local", "_scan"]
-        assert list(shipped[name]) == launches + ["_gated_norm"] * (halves == 1)
+def test_hopper_has_kernels_of_its_own_for_two_of_the_launches(shipped: Shipped):
+    launches = ["_plan_chunks", "_prompt_inputs", "_local", "_scan", "_gated_norm"]
+    for name in HOPPER_DELTA_NET:
+        assert list(shipped[name]) == launches
 
 
 def test_a_scan_on_hopper_transposes_on_its_way_from_and_to_shared_memory(shipped: Shipped):
-    """28 products a chunk and warpgroup."""
-    for name, halves in HOPPER_PROMPTS:
+    """28 products a chunk."""
+    for name in HOPPER_DELTA_NET:
         operations, hot = (shipped[name]["_scan"][which] for which in ("operations", "hot"))
-        assert count(operations, "HGMMA") == halves * 28 == count(hot, "HGMMA")
-        assert count(operations, "LDSM.16.MT88.4") >= halves * 4
-        assert count(operations, "STSM.16.MT88.4") >= halves * 4
+        assert count(operations, "HGMMA") == 28 == count(hot, "HGMMA")
+        assert count(operations, "LDSM.16.MT88.4") >= 4
+        assert count(operations, "STSM.16.MT88.4") >= 4
         assert shipped[name]["_local"]["resident"] >= 3
         assert shipped[name]["_local"]["stack"] <= 4 * SOME_REGISTERS  # of four heads a key

@@ -18,17 +18,14 @@ from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
 pytestmark = pytest.mark.usefixtures("poisoned_memory", "hopper_kernels")
 # The interpreter cuts bfloat16 off where a GPU rounds.
 DTYPES = [pytest.param(torch.bfloat16, marks=pytest.mark.gpu), torch.float16]
-HALVES = pytest.mark.parametrize("halves", [1, 2])
 DIGIT = {torch.float16: 2**-10, torch.bfloat16: 2**-7}  # a last digit, of the largest mantissa
 
 
-def prompts(case: DeltaNetCase, halves: int) -> Tensor:
-    """halves: of a head that a program of the scan has"""
+def prompts(case: DeltaNetCase) -> Tensor:
     out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
     plan = plan_chunks(case.rows.cu_seqlens, case.rows.cache_seqlens, len(case.qkv))
-    delta_net_prompts(
-        *case.arguments, plan, out, PromptTiles(local_hopper=True, scan_halves=halves)
-    )
+    tiles = PromptTiles(local_hopper=True, scan_hopper=True)
+    delta_net_prompts(*case.arguments, plan, out, tiles)
     return out
 
 
@@ -43,12 +40,11 @@ def of_prompts(lens: list[int], before: list[int], **fields: object) -> DeltaNet
     return delta_net_case(lens, before, **{**sizes, **fields})
 
 
-@HALVES
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prompts_of_any_length_are_right(device: str, dtype: torch.dtype, halves: int):
+def test_prompts_of_any_length_are_right(device: str, dtype: torch.dtype):
     case = of_prompts([9, 1, 130, 64], [0, 5, 3, 64], dtype=dtype, padding=3, device=device)
     exact = case.double()
-    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case, halves)
+    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case)
     mine = [*range(9), *range(10, 204)]
     assert found[9].isnan().all() and found[204:].isnan().all()
     assert error(found[mine], expected[mine]) < 2 * DIGIT[dtype]
@@ -57,20 +53,16 @@ def test_prompts_of_any_length_are_right(device: str, dtype: torch.dtype, halves
     assert error(case.state.state.cpu()[slots], exact.state.state[slots]) < 2 * DIGIT[dtype]
 
 
-@HALVES
-def test_numbers_of_other_rows_do_not_matter(device: str, halves: int):
+def test_numbers_of_other_rows_do_not_matter(device: str):
     """A tile has tokens of the next row, which may be NaN."""
     case = of_prompts([70, 20], [0, 0], device=device)
-    clean = prompts(case.copy(), halves)
+    clean = prompts(case.copy())
     case.qkv[70:] = float("nan")
-    assert torch.equal(prompts(case, halves)[:70], clean[:70])
+    assert torch.equal(prompts(case)[:70], clean[:70])
 
 
-@HALVES
 @pytest.mark.parametrize(("before", "border"), [(0, 64), (63, 128), (62, 192)])
-def test_a_state_within_a_row_is_kept_and_changes_no_bit(
-    device: str, before: int, border: int, halves: int
-):
+def test_a_state_within_a_row_is_kept_and_changes_no_bit(device: str, before: int, border: int):
     plain = of_prompts([130, 12], [before, 60], slots=[2, 1], free_slots=3, device=device)
     snapshots = Snapshots(int32([border, 64], device), int32([4, 3], device)[:, None])
     case = replace(plain.copy(), rows=replace(plain.rows, snapshots=snapshots))
@@ -79,16 +71,15 @@ def test_a_state_within_a_row_is_kept_and_changes_no_bit(
                   cache_seqlens=int32([border], device), slots=int32([2], device))  # fmt: skip
     parts = (t[:tokens] for t in (plain.qkv, plain.z, plain.b, plain.a))
     cut = DeltaNetCase(*parts, plain.weights, plain.copy().state, one)
-    assert torch.equal(prompts(case, halves), prompts(plain, halves))
-    prompts(cut, halves)
+    assert torch.equal(prompts(case), prompts(plain))
+    prompts(cut)
     assert torch.equal(case.state.state[4], cut.state.state[2])
     assert torch.equal(case.state.conv[4], cut.state.conv[2])
     assert torch.equal(case.state.state[:3], plain.state.state[:3])
     assert torch.equal(case.state.conv[:3], plain.state.conv[:3])
 
 
-@HALVES
-def test_inputs_from_before_the_row_are_kept_with_its_state(device: str, halves: int):
+def test_inputs_from_before_the_row_are_kept_with_its_state(device: str):
     """Snapshots after 3, 2, 1 and 0 tokens of rows; that of the last is none."""
     case = of_prompts(
         [12, 9, 70, 20], [61, 62, 63, 64], slots=[3, 2, 1, 0], free_slots=4, device=device
@@ -97,23 +88,22 @@ def test_inputs_from_before_the_row_are_kept_with_its_state(device: str, halves:
     case = replace(case, rows=replace(case.rows, snapshots=snapshots))
     exact = case.double()
     gated_delta_net_reference(*exact.arguments)
-    prompts(case, halves)
+    prompts(case)
     assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
     digit = DIGIT[case.qkv.dtype]
     assert error(case.state.state.cpu(), exact.state.state) < 2 * digit
 
 
-@HALVES
 @pytest.mark.gpu
 @pytest.mark.parametrize("heads", [(16, 32), (16, 48)])
-def test_true_shapes_on_a_gpu(heads: tuple[int, int], halves: int):
+def test_true_shapes_on_a_gpu(heads: tuple[int, int]):
     case = of_prompts(
         [700, 1, 64, 9, 1200], [0, 5, 64, 100, 77], heads=heads, dtype=torch.bfloat16, padding=4,
         device="cuda",
     )  # fmt: skip
     again, exact = case.copy(), case.double()
-    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case, halves)
+    expected, found = gated_delta_net_reference(*exact.arguments), prompts(case)
     mine = [*range(700), *range(701, 1974)]
     assert error(found[mine], expected[mine]) < 2 * DIGIT[torch.bfloat16]
-    assert torch.equal(prompts(again, halves)[mine], found[mine])
+    assert torch.equal(prompts(again)[mine], found[mine])
     assert torch.equal(again.state.state, case.state.state)
