@@ -15,29 +15,19 @@ from model_zoo.layers.projection import LoadedProjection
 from model_zoo.layers.quantized_gemm.int8.cpu import Packs
 from model_zoo.quantization.config import QuantizationConfig, read_quantization
 from model_zoo.quantization.quantize import quantize_fp8
-from model_zoo.quantization.quantized_weight import BITS, CodeKind, QuantizedWeight
+from model_zoo.quantization.quantized_weight import QuantizedWeight
 from model_zoo.quantization.readers.registry import SUFFIXES, check, read
 from model_zoo.quantization.readers.resolve import resolve
 from model_zoo.quantization.readers.tensor_spec import FLOATS, Present, tensor_name
-from model_zoo.quantization.stored_format import FormatName, StoredFormat, fp8_format
-from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme
+from model_zoo.quantization.stored_format import ONLINE, StoredFormat
+from model_zoo.quantization.weight_scheme import BLOCK, WeightScheme, scheme_for
 
 Shape = tuple[int, int]  # [N, K] of a weight
 HEAD = "lm_head"
-ONLINE = fp8_format("channel")  # of `--quantization fp8`
-KINDS: dict[FormatName, CodeKind] = {
-    "fp8": "fp8",
-    "int-quantized": "int8",
-    "nvfp4": "fp4",
-    "nvfp4-pack-quantized": "fp4",
-    "mxfp4": "fp4",
-    "mxfp4-pack-quantized": "fp4",
-}
 # Of tensors' names, by suffix: a model with experts asks for all of them for thousands of layers.
 ENDINGS = tuple((suffix, tensor_name("", suffix)) for suffix in SUFFIXES)
 # Of tensors of all experts, whose first dimension is the expert.
 STACKED_DIMENSIONS = {"_blocks": 4, "_scales": 3}
-SECOND_SCALE: tuple[FormatName, ...] = ("nvfp4", "nvfp4-pack-quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +85,7 @@ class CheckpointLayers:
         stored = self.stored(name, shape)
         if stored is not None or self.quantization != "fp8" or name == HEAD:
             return stored
-        return ONLINE if scheme_for(ONLINE, shape[1], {}).fits(*shape) else None
+        return ONLINE if scheme_for(ONLINE, shape[1]).fits(*shape) else None
 
     def scheme_of(self, parts: Mapping[str, int], inputs: int) -> WeightScheme | None:
         """The scheme of layers that are fused: name -> outputs.
@@ -106,7 +96,8 @@ class CheckpointLayers:
         schemes: set[WeightScheme | None] = set()
         for name, outputs in parts.items():
             stored = self.runs_as(name, (outputs, inputs))
-            schemes.add(stored and scheme_for(stored, inputs, self.present(name)))
+            scale_dtype = _scale_dtype(self.present(name))
+            schemes.add(stored and scheme_for(stored, inputs, scale_dtype))
         scheme = schemes.pop()
         if scheme is None or schemes or not self._packs(scheme, parts, inputs):
             return None
@@ -223,27 +214,6 @@ def _check_shape(source: CheckpointTensor, shape: tuple[int, ...]) -> None:
         raise ModelError(wrong_shape(source, shape))
 
 
-def scheme_for(stored: StoredFormat, inputs: int, present: Present) -> WeightScheme:
-    """How a weight with K = inputs is packed.
-
-    Where no tensor says the type of scales, it is the one in which files of the format usually have
-    them: float16 for AWQ and GPTQ, else bfloat16.
-    """
-    kind: CodeKind = KINDS.get(stored.name) or ("int4" if stored.bits == 4 else "int8")
-    assert BITS[kind] == stored.bits
-    row_group, column_group = stored.block or (1, stored.group or inputs)
-    integer = kind in ("int4", "int8")
-    scale = next((present[name][0] for name in ("scales", "weight_scale") if name in present), None)
-    usual = torch.float16 if stored.name in ("awq", "gptq") else torch.bfloat16
-    dtypes = {"fp8": torch.float32, "fp4": torch.uint8}
-    return WeightScheme(
-        kind=kind,
-        row_group=row_group,
-        column_group=column_group,
-        scale_dtype=dtypes.get(kind) or scale or usual,
-        zeros=integer and not stored.symmetric,
-        row_scales=stored.name in SECOND_SCALE,
-        permuted=stored.act_order,
-        activation_bits=stored.activation_bits,
-        activation_zeros=stored.activation_zeros,
-    )
+def _scale_dtype(present: Present) -> torch.dtype | None:
+    """Of the scales in the files."""
+    return next((present[name][0] for name in ("scales", "weight_scale") if name in present), None)

@@ -42,6 +42,12 @@ class RouterConfig:
         assert self.top_k <= self.kept_groups * (self.num_experts // self.groups)
         assert self.scoring == "sigmoid" or not (self.correction_bias or self.groups > 1)
 
+    @property
+    def computes_in_float32(self) -> bool:
+        """Whether the router computes in float32, whatever the model's type: sigmoids of near
+        experts differ by less than a rounding of bfloat16."""
+        return self.scoring == "sigmoid"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoEConfig:

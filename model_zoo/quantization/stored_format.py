@@ -58,3 +58,6 @@ def fp8_format(
     return StoredFormat(
         name="fp8", bits=8, strategy=strategy, block=block, activation_bits=activation_bits
     )
+
+
+ONLINE = fp8_format("channel")  # of `--quantization fp8`

@@ -8,11 +8,21 @@ from dataclasses import dataclass
 import torch
 
 from model_zoo.quantization.quantized_weight import BITS, CodeKind
+from model_zoo.quantization.stored_format import FormatName, StoredFormat
 
 # Columns whose products, of two numbers of 8 bits and with a zero point, have a sum of 32 bits.
 INT32_COLUMNS = 1 << 16
 BLOCK = 128  # columns: K is a multiple, as the packed order of 4 bits asks for
 Parameters = dict[str, tuple[tuple[int, ...], torch.dtype]]  # name -> shape, dtype
+KINDS: dict[FormatName, CodeKind] = {
+    "fp8": "fp8",
+    "int-quantized": "int8",
+    "nvfp4": "fp4",
+    "nvfp4-pack-quantized": "fp4",
+    "mxfp4": "fp4",
+    "mxfp4-pack-quantized": "fp4",
+}
+SECOND_SCALE: tuple[FormatName, ...] = ("nvfp4", "nvfp4-pack-quantized")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +107,32 @@ class WeightScheme:
         if self.activation_zeros:
             only = ", activations with zero points"
         return f"{self.kind} in {scales}{zeros}{order}{only}"
+
+
+def scheme_for(
+    stored: StoredFormat, inputs: int, scale_dtype: torch.dtype | None = None
+) -> WeightScheme:
+    """How a weight with K = inputs is packed.
+
+    scale_dtype: of the files; None: that in which files of the format usually have them, float16
+                 for AWQ and GPTQ, else bfloat16
+    """
+    kind: CodeKind = KINDS.get(stored.name) or ("int4" if stored.bits == 4 else "int8")
+    assert BITS[kind] == stored.bits
+    row_group, column_group = stored.block or (1, stored.group or inputs)
+    usual = torch.float16 if stored.name in ("awq", "gptq") else torch.bfloat16
+    dtypes = {"fp8": torch.float32, "fp4": torch.uint8}
+    return WeightScheme(
+        kind=kind,
+        row_group=row_group,
+        column_group=column_group,
+        scale_dtype=dtypes.get(kind) or scale_dtype or usual,
+        zeros=kind in ("int4", "int8") and not stored.symmetric,
+        row_scales=stored.name in SECOND_SCALE,
+        permuted=stored.act_order,
+        activation_bits=stored.activation_bits,
+        activation_zeros=stored.activation_zeros,
+    )
 
 
 def scales_together(row_group: int, column_group: int) -> int:

@@ -78,7 +78,7 @@ def compiling_only(compilers: Compilers | None = None, *, threads: int = 0) -> I
     interval = sys.getswitchinterval()
     try:
         with (
-            _isolated_launcher_modules(),
+            _launchers_by_threads(),
             closing(compilers) if compilers is not None else nullcontext(),
             _Pool(count, compilers) as pool,
             _compile_mode(pool) as mode,
@@ -129,26 +129,37 @@ def _compile_mode(pool: ThreadPoolExecutor) -> Any:
 
 
 @contextmanager
-def _isolated_launcher_modules() -> Iterator[None]:
-    """Let threads load launchers concurrently, which is not safe in Triton 3.6.
+def _launchers_by_threads() -> Iterator[None]:
+    """Let threads build and load launchers concurrently, which is not safe in Triton 3.6.
 
     All launchers are extension modules of the same name.  Python reuses the module object that this
     name has at the moment and replaces its contents: between two threads, a kernel may get the
     launcher of another.  Here one is loaded at a time, and its contents are copied.
+
+    Many kernels have the same launcher: one thread compiles it while others that need it wait, and
+    then find it in Triton's cache.
     """
+    from triton.backends.nvidia import driver
     from triton.runtime import build
 
     load, lock = build._load_module_from_path, threading.Lock()
+    compile_launcher, locks = driver.compile_module_from_src, dict[str, threading.Lock]()
 
     def load_isolated(name: str, path: str) -> SimpleNamespace:
         with lock:
             return SimpleNamespace(**vars(load(name, path)))
 
+    def compile_once(src: str, *args: Any, **options: Any) -> Any:
+        with locks.setdefault(src, threading.Lock()):
+            return compile_launcher(src, *args, **options)
+
     build._load_module_from_path = load_isolated
+    driver.compile_module_from_src = compile_once
     try:
         yield
     finally:
         build._load_module_from_path = load
+        driver.compile_module_from_src = compile_launcher
 
 
 class _Pool(ThreadPoolExecutor):

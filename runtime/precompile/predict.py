@@ -8,19 +8,23 @@ kernels that it needs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
 from model_zoo.config import read_config
 from model_zoo.parallel.sharded_config import sharded_config
 from runtime.config import EngineConfig, dtype_for
+from runtime.precompile.fake_tensors import GPU, FakeTensor, compile_only
+from runtime.precompile.predict_gemms import (
+    GEMM_KERNELS,
+    compile_gemms,
+    processes,
+    usual_layers,
+)
 
 HALVES = ("bfloat16", "float16")
-GPU = SimpleNamespace(type="cuda")
 ROWS, TOKENS, PAGES = 16, 64, 1024  # arbitrary
 
 Half = Literal["bfloat16", "float16"]
@@ -48,18 +52,25 @@ def predicted_kernels(config: EngineConfig, capability: tuple[int, int]) -> list
         # For constrained rows.  No request waits for it: most rows need the first one.
         PredictedKernels(partial(compile_sampler, model.vocab_size, "float32"), ()),
     ]
+    has_float8_pages = config.kv_dtype == "fp8_e4m3"
+    head_dims = range(32, 257, 16) if has_float8_pages else range(24, 257, 8)
     if (
         config.attention in ("auto", "flash2")
         and config.split_planner in ("auto", "stream-k")
-        and config.kv_dtype in ("auto", dtype)
-        and model.head_dim in range(24, 257, 8)
+        and model.head_dim in head_dims
     ):
         heads, kv_heads, head_dim = model.num_heads, model.num_kv_heads, model.head_dim
         sinks = model.attention_sinks
         for window, softcap in sorted({(s.window, s.softcap) for s in model.attention_specs}):
             shape = heads, kv_heads, head_dim, config.page_size
-            attention = partial(compile_attention, *shape, dtype, window, softcap, sinks)
+            attention = partial(
+                compile_attention, *shape, dtype, window, softcap, sinks, has_float8_pages
+            )
             found.insert(0, PredictedKernels(attention, ("_prefill_hopper",)))
+    if processes():
+        layers, quantization = usual_layers(model), config.quantization
+        gemms = partial(compile_gemms, config.model, quantization, dtype, layers)
+        found.append(PredictedKernels(gemms, tuple(GEMM_KERNELS)))
     return found
 
 
@@ -72,38 +83,45 @@ def compile_attention(
     window: int = 0,
     softcap: float = 0.0,
     has_sinks: bool = False,
+    has_float8_pages: bool = False,
 ) -> None:
     """Compile the prefill attention of mixed steps, as attention/triton_backend.py launches it."""
-    _compile_only()
+    compile_only()
     import torch
 
     from attention.common.kernel_inputs import KernelInputs
+    from attention.kv_pool import FP8
     from attention.planner.prefill_tiles import TilePlan, TileSpec
     from attention.prefill.prefill_hopper import HALF, hopper_config, prefill_hopper
 
+    kv_dtype: Any = FP8 if has_float8_pages else getattr(torch, dtype)
     spec = TileSpec(
         kv_heads=kv_heads,
         group=heads // kv_heads,
         programs=ROWS,
         window=window,
         block_m=2 * HALF.value,
-        block_n=hopper_config(head_dim).block_n,
+        block_n=hopper_config(head_dim, kv_dtype).block_n,
     )
     device: Any = GPU
     tiles = TilePlan.allocate(
         spec, max_tokens=TOKENS, max_rows=ROWS, head_dim=head_dim, device=device
     )
-    q: Any = _FakeTensor(TOKENS, heads, head_dim, dtype=dtype)
-    kv: Any = _FakeTensor(PAGES, kv_heads, page, head_dim, dtype=dtype)
-    table: Any = _FakeTensor(ROWS, PAGES, dtype=torch.int32)
-    sinks: Any = _FakeTensor(heads, dtype=torch.float32) if has_sinks else None
-    inputs = KernelInputs(q, kv, kv, table, q, scale=head_dim**-0.5, softcap=softcap, sinks=sinks)
+    q: Any = FakeTensor(TOKENS, heads, head_dim, dtype=getattr(torch, dtype))
+    kv: Any = FakeTensor(PAGES, kv_heads, page, head_dim, dtype=kv_dtype)
+    table: Any = FakeTensor(ROWS, PAGES, dtype=torch.int32)
+    sinks: Any = FakeTensor(heads, dtype=torch.float32) if has_sinks else None
+    scales: Any = FakeTensor(kv_heads, dtype=torch.float32) if has_float8_pages else None
+    inputs = KernelInputs(
+        q, kv, kv, table, q, scale=head_dim**-0.5, softcap=softcap, sinks=sinks, k_scale=scales,
+        v_scale=scales,
+    )  # fmt: skip
     prefill_hopper(inputs, tiles, overlap=True)
 
 
 def compile_sampler(vocab: int, dtype: Half | Literal["float32"]) -> None:
     """Compile the sampler, as cuda_graph/step.py and constrained_rows.py launch it."""
-    _compile_only()
+    compile_only()
     import torch
 
     from runtime.sampling.kernels.sample import sample
@@ -111,57 +129,8 @@ def compile_sampler(vocab: int, dtype: Half | Literal["float32"]) -> None:
 
     device: Any = GPU
     state = SamplerState(ROWS, vocab, device)
-    logits: Any = _FakeTensor(ROWS, vocab, dtype=getattr(torch, dtype))
-    numbers: Any = _FakeTensor(ROWS, dtype=torch.int32)
-    usable: Any = _FakeTensor(ROWS, dtype=torch.int8)
-    last_token: Any = _FakeTensor(ROWS, dtype=torch.int64)
+    logits: Any = FakeTensor(ROWS, vocab, dtype=getattr(torch, dtype))
+    numbers: Any = FakeTensor(ROWS, dtype=torch.int32)
+    usable: Any = FakeTensor(ROWS, dtype=torch.int8)
+    last_token: Any = FakeTensor(ROWS, dtype=torch.int64)
     sample(logits, numbers, numbers, state, last_token, numbers, usable)
-
-
-class _FakeTensor:
-    """The attributes of a tensor that a kernel's launch reads."""
-
-    device = GPU
-
-    def __init__(self, *shape: int, dtype: Any) -> None:
-        self.shape, self.dtype = shape, dtype
-
-    def stride(self, dim: int | None = None) -> Any:
-        strides = tuple(math.prod(self.shape[after + 1 :]) for after in range(len(self.shape)))
-        return strides if dim is None else strides[dim]
-
-    def element_size(self) -> int:
-        assert self.dtype in HALVES, "of other tensors no kernel asks for it"
-        return 2
-
-    def data_ptr(self) -> int:
-        return 256
-
-
-def _fake_tensor(*shape: Any, dtype: Any = "float32", device: object = None) -> _FakeTensor:
-    return _FakeTensor(*(shape[0] if isinstance(shape[0], tuple) else shape), dtype=dtype)
-
-
-def _compile_only() -> None:
-    """Make kernel launches in this process compile for Hopper and launch nothing."""
-    import torch
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime.driver import driver
-    from triton.runtime.jit import JITFunction
-
-    from attention.common import dependent_launch
-
-    torch.empty = torch.zeros = _fake_tensor  # type: ignore[assignment]  # PyTorch is not imported
-    dependent_launch.can_depend = lambda device: True  # type: ignore[assignment]
-    nowhere: Any = SimpleNamespace(
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-    )
-    driver.set_active(nowhere)
-    run: Any = JITFunction.run
-
-    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        return run(self, *args, grid=grid, warmup=True, **options)
-
-    JITFunction.run = compile_only

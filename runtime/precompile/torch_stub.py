@@ -23,13 +23,19 @@ class _Names(type):
 
 
 class _Anything(metaclass=_Names):
-    """A class to derive from, a function to call, or a decorator that changes nothing."""
+    """A class to derive from, a function to call, a decorator or a context that changes nothing."""
 
     def __init__(self, *args: object, **options: object) -> None:
         pass
 
     def __call__(self, decorated: object = None) -> object:
         return decorated
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        pass
 
 
 class _StandIn(ModuleType):

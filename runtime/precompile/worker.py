@@ -169,6 +169,15 @@ def serve(requests: int, answers: int) -> None:
                 forks.add(number, _read_request(read(requests, length)))
     finally:
         forks.kill()
+        _end_group()
+
+
+def _end_group() -> None:
+    """End what forks have forked, which this process does not know: they are in its group, if the
+    engine has started it."""
+    if os.getpgrp() == os.getpid():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.killpg(0, signal.SIGTERM)
 
 
 def main() -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.shapes.quantization import FORMATS
-from model_zoo.checkpoint_layers import CheckpointLayers, scheme_for
+from model_zoo.checkpoint_layers import CheckpointLayers
 from model_zoo.quantization.config import read_quantization
+from model_zoo.quantization.weight_scheme import scheme_for
 
 KINDS = {
     "fp8": "fp8 in rows",
@@ -28,7 +29,7 @@ def test_a_format_says_how_weights_are_stored_and_multiplied(name: str, tmp_path
     assert config is not None and config.stored("lm_head") is None
     stored = config.stored("model.layers.0.mlp.up_proj")
     assert stored is not None
-    scheme = scheme_for(stored, 4096, {})
+    scheme = scheme_for(stored, 4096)
     assert scheme.describe(4096) == KINDS[name]
     layers = CheckpointLayers.open(tmp_path, None, packs=True)
     assert layers.scheme_of({"model.layers.0.mlp.up_proj": 4096}, 4096) == scheme

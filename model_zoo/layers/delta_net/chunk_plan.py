@@ -16,6 +16,8 @@ from torch import Tensor
 
 from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, ChunkPlan
 
+LEAST_BLOCK = 256  # rows that a program reads at once: one kernel for all smaller steps
+
 
 @triton.jit(do_not_specialize=["num_rows"])
 def _plan_chunks(
@@ -68,6 +70,7 @@ def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> C
     cu_seqlens [B + 1], cache_seqlens [B] int32, as in DeltaNetRows.  The host reads nothing.
     """
     num_rows = len(cache_seqlens)
+    block = max(LEAST_BLOCK, triton.next_power_of_2(num_rows))
     most_rows = min(num_rows, num_tokens // (MAX_DECODE_TOKENS + 1))
     most_chunks = num_tokens // CHUNK + 2 * most_rows  # the first and the last may be short
     new = {"dtype": torch.int32, "device": cu_seqlens.device}
@@ -79,6 +82,6 @@ def plan_chunks(cu_seqlens: Tensor, cache_seqlens: Tensor, num_tokens: int) -> C
     )
     _plan_chunks[(num_rows,)](
         cu_seqlens, cache_seqlens, plan.rows, plan.first_chunks, plan.chunks, plan.counts, num_rows,
-        MAX_TOKENS=MAX_DECODE_TOKENS, CHUNK=CHUNK, BLOCK=max(16, triton.next_power_of_2(num_rows)),
+        MAX_TOKENS=MAX_DECODE_TOKENS, CHUNK=CHUNK, BLOCK=block,
     )  # fmt: skip
     return plan

@@ -130,11 +130,14 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
 def run_candidates(model: nn.Module) -> None:
     """Run each candidate of autotune_gemms once, so that all are compiled.
 
-    No kernel may be executed: some would wait for other ranks.
+    No kernel may be executed: some would wait for other ranks.  Those of the most rows come first:
+    they take longest to compile.
     """
     from model_zoo.layers.gemm.timing import SmallKernel
 
-    for gemm_key, found in layers_by_key(model).items():
+    layers = layers_by_key(model)
+    for gemm_key in sorted(layers, key=lambda gemm_key: gemm_key.rows, reverse=True):
+        found = layers[gemm_key]
         layer, gate = found[0], gate_of(gemm_key, found)
         before = SmallKernel(
             layer.after,

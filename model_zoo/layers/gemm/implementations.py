@@ -274,7 +274,7 @@ class SkinnyGemm(NormingGemm):
         from attention.common.hopper import tma_desc
         from model_zoo.layers.gemm.hopper.skinny_gemm import _skinny_gemm
 
-        plain, source = (x, None) if isinstance(x, Tensor) else (x.weighted, x)
+        plain, source = (x.weighted, x) if isinstance(x, NormedRows) else (x, None)
         (rows, inputs), outputs = plain.shape, len(weight)
         assert self.serves(rows, outputs, inputs) and plain.stride(1) == 1
         parts, arrived = workspace(plain.device)

@@ -16,6 +16,7 @@ align
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,15 +30,16 @@ from model_zoo.layers.gemm.split_k import _is_last_to_arrive
 from model_zoo.moe_config import MAX_EXPERTS
 
 EXPERTS = tl.constexpr(MAX_EXPERTS)
+ALIGNED = 4  # int32 numbers of 16 bytes
 STEP = 8192  # pairs that a program reads at once, at most
 AT_ONCE, COLUMNS = tl.constexpr(8), tl.constexpr(512)  # of rows of x that are copied
 
 
-@triton.jit(do_not_specialize=["num_pairs", "tokens", "num_arrivals"])
+@triton.jit(do_not_specialize=["num_pairs", "tokens", "num_arrivals", "rows"])
 def _align(
-    IDS, PAIRS, COUNTS, TILES, NUM_TILES, ARRIVALS, ARRIVED, num_pairs, tokens, num_arrivals,
+    IDS, PAIRS, COUNTS, TILES, NUM_TILES, ARRIVALS, ARRIVED, num_pairs, tokens, num_arrivals, rows,
     X, SORTED, TILE_ROWS, TILE_COUNTS, K, x_row, E: tl.constexpr, BLOCK_E: tl.constexpr,
-    ROWS: tl.constexpr, STEP: tl.constexpr, TOP_K: tl.constexpr, DEPENDENT: tl.constexpr,
+    STEP: tl.constexpr, TOP_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     expert = tl.program_id(0)
     if DEPENDENT:
@@ -62,15 +64,15 @@ def _align(
     if _is_last_to_arrive(ARRIVED, E):
         e = tl.arange(0, BLOCK_E)
         counts = tl.load(COUNTS + e, mask=e < E, other=0, cache_modifier=".cg")
-        tiles = (counts + ROWS - 1) // ROWS
+        tiles = (counts + rows - 1) // rows
         first = tl.cumsum(tiles, 0) - tiles
         tl.store(NUM_TILES, tl.sum(tiles, 0))
         for i in range(0, tl.max(tiles, 0)):
             tl.store(TILES + first + i, e + i * EXPERTS, mask=i < tiles)
             if SORTED is not None:
-                row = tl.cumsum(counts, 0) - counts + i * ROWS
+                row = tl.cumsum(counts, 0) - counts + i * rows
                 tl.store(TILE_ROWS + first + i, row, mask=i < tiles)
-                real = tl.minimum(counts - i * ROWS, ROWS)
+                real = tl.minimum(counts - i * rows, rows)
                 tl.store(TILE_COUNTS + first + i, real, mask=i < tiles)
     if SORTED is not None:
         _copy_rows(X, SORTED, mine, count, before, K, x_row, TOP_K)
@@ -126,7 +128,7 @@ def align(
     most = min(num_pairs, num_pairs // rows + num_experts)
     listed = 0 if x is None else most
     sizes = (num_experts * tokens, num_experts, most, 1, num_arrivals, listed, listed)
-    parts = torch.empty(sum(sizes), dtype=torch.int32, device=device).split(sizes)
+    parts = _aligned_parts(sizes, device)
     sorted_rows = None if x is None else x.new_empty(num_pairs, x.shape[1])
     found = AlignedPairs(
         parts[0].view(num_experts, tokens), *parts[1:5], sorted_rows,
@@ -135,9 +137,18 @@ def align(
     step = min(STEP, max(128, triton.next_power_of_2(num_pairs)))
     _align[(num_experts,)](
         ids, found.pairs, found.counts, found.tiles, found.num_tiles, found.arrivals,
-        workspace(device)[1], num_pairs, tokens, num_arrivals, x, sorted_rows, found.tile_rows,
-        found.tile_counts, 0 if x is None else x.shape[1], 0 if x is None else x.stride(0),
-        E=num_experts, BLOCK_E=triton.next_power_of_2(num_experts), ROWS=rows, STEP=step,
-        TOP_K=top_k, num_warps=8 if step >= 2048 else 4, **dependent_launch(device),
+        workspace(device)[1], num_pairs, tokens, num_arrivals, rows, x, sorted_rows,
+        found.tile_rows, found.tile_counts, 0 if x is None else x.shape[1],
+        0 if x is None else x.stride(0), E=num_experts,
+        BLOCK_E=triton.next_power_of_2(num_experts), STEP=step, TOP_K=top_k,
+        num_warps=8 if step >= 2048 else 4, **dependent_launch(device),
     )  # fmt: skip
     return found
+
+
+def _aligned_parts(sizes: Sequence[int], device: torch.device) -> list[Tensor]:
+    """int32 tensors in one memory, each of which begins at a multiple of 16 bytes: Triton compiles
+    kernels once more for pointers that do not."""
+    rooms = [-(-size // ALIGNED) * ALIGNED for size in sizes]
+    whole = torch.empty(sum(rooms), dtype=torch.int32, device=device)
+    return [part[:size] for part, size in zip(whole.split(rooms), sizes, strict=True)]

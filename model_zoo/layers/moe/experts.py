@@ -105,6 +105,8 @@ class Experts(nn.Module):
         self.is_partial, self.top_k = config.own is not None, config.router.top_k
         self.hidden, self.inner = hidden, config.intermediate_size
         self.activation, self.names, self.shard = config.activation, names, linears.shard
+        self.has_shared, self.has_shared_gate = config.shared_size is not None, config.shared_gate
+        self.gate_dtype = torch.float32 if config.router.computes_in_float32 else linears.dtype
         gate_up: dict[str, int] = {}
         down: dict[str, int] = {}
         for expert in self.own:

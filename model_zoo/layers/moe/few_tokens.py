@@ -115,7 +115,9 @@ def add_shared(total, SHARED, SHARED_GATE, token, n, real, N, gate_stride):
     return total
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(
+    do_not_specialize=["tokens", "gate_stride"], do_not_specialize_on_alignment=["SHARED_GATE"]
+)
 def _few_down(
     X, IDS, WEIGHTS, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, W, SCALES, ZEROS, ROW_SCALES, BIAS,
     tokens, N, K, gate_stride, width, scale_expert, scale_row, scale_column, TOP_K: tl.constexpr,

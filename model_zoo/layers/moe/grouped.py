@@ -87,7 +87,9 @@ def _grouped_gate_up(
     tl.store(at, y, mask=real[:, None] & (n < inner)[None, :])
 
 
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(
+    do_not_specialize=["tokens", "gate_stride"], do_not_specialize_on_alignment=["SHARED_GATE"]
+)
 def _grouped_down(
     X, WEIGHTS, PAIRS, COUNTS, TILES, NUM_TILES, PARTS, ARRIVALS, SHARED, SHARED_GATE, OUT, W,
     SCALES, ZEROS, ROW_SCALES, BIAS, tokens, N, K, gate_stride, width, scale_expert, scale_row,

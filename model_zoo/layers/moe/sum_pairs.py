@@ -21,7 +21,7 @@ from model_zoo.layers.moe.few_tokens import add_shared
 BLOCK = 1024
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["gate_stride"], do_not_specialize_on_alignment=["SHARED_GATE"])
 def _sum_pairs(
     PARTS, IDS, SHARED, SHARED_GATE, OUT, N, gate_stride, TOP_K: tl.constexpr, OWN: tl.constexpr,
     BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -23,7 +23,8 @@ log = logging.getLogger(__name__)
 class ExpertsTimer:
     """Times experts of several layers in turn, each call with a routing of its own.
 
-    Routing is random, so that experts get about as many tokens each.
+    Routing is random, so that experts get about as many tokens each.  What a shared expert has
+    computed is there, if the layers have one, since other kernels add it.
     """
 
     def __init__(self, layers: Sequence[Experts], tokens: int) -> None:
@@ -34,12 +35,17 @@ class ExpertsTimer:
         self._source = torch.randn(tokens, experts.hidden, dtype=dtype, device=device)
         self._x = torch.zeros_like(self._source)
         self._ones = torch.ones(experts.hidden, dtype=dtype, device=device)
+        self._shared = torch.randn_like(self._source) if experts.has_shared else None
+        self._shared_gate: Tensor | None = None
+        if experts.has_shared_gate:
+            self._shared_gate = torch.randn(tokens, dtype=experts.gate_dtype, device=device)
         self._routings = [random_routing(experts, tokens, device) for _ in range(self._calls)]
 
     def run(self, call: int, tiles: Tiles) -> Tensor:
         ids, weights = self._routings[call]
         experts = self._layers[call % len(self._layers)]
-        return run_experts(experts, self._x, ids, weights, tiles=tiles)
+        shared = self._shared, self._shared_gate
+        return run_experts(experts, self._x, ids, weights, *shared, tiles=tiles)
 
     def microseconds(self, candidates: Sequence[Tiles]) -> list[float]:
         """Median time of a layer with each candidate; infinite for one that the device is too

@@ -35,7 +35,7 @@ from model_zoo.layers.quantized_gemm.int8.gemm import (
 )
 from model_zoo.layers.quantized_gemm.packed_many_rows import many_rows_gemms, usual_gemm
 from model_zoo.layers.quantized_gemm.packed_weight import PackedWeight
-from model_zoo.layers.quantized_gemm.skinny import multiplies
+from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
 from model_zoo.layers.quantized_gemm.skinny_candidates import skinny_candidates
 from model_zoo.layers.quantized_rows import GROUP, QuantizedRows
 from model_zoo.quantization.quantized_weight import BITS
@@ -49,6 +49,9 @@ UNSCALED_BUCKETS = (128, 256, 384)
 FP8_BUCKETS = (*UNSCALED_BUCKETS, 512, 768, 1024, 1536, 2048, 4096, 8192)
 # Numbers of rows for which a PackedManyRowsGemm is chosen; more have whole tiles of 256 rows.
 PACKED_BUCKETS = (128, 256, 384, 512, 768, 1024, 2048, 4096)
+# Numbers of rows up to which no other way to dequantize in registers is tried than one to compare
+# with, where SkinnyQuantizedGemm runs: on an H200 it was always faster.
+SKINNY_ROWS = 32
 log = logging.getLogger(__name__)
 
 
@@ -81,26 +84,33 @@ def quantized_candidates(
         found = [ScaledMM("row", fast_accum=True)]
         found += [UnscaledMM()] if leaves_scales and rows <= UNSCALED_BUCKETS[-1] else []
         return found + ([] if many is None else [many])
+    skinny = skinny_gemms(device, rows, outputs, inputs, scheme)
     if rows > MAX_ROWS:
         packed = many_rows_gemms(device, dtype, rows, outputs, inputs, scheme)
         if packed:
             return [DequantizeThenCublas(), *packed]
         found += [DequantizeThenCublas(), DequantizeInRegistersUnsplit()]
     else:
-        found += dequant_gemms(device, programs, rows, outputs, inputs)
+        plain = dequant_gemms(device, programs, rows, outputs, inputs)
+        found += plain[:1] if skinny and rows <= SKINNY_ROWS else plain
         product = scaled_mm(device, dtype, outputs, inputs, scheme)
         if product is not None:
             found.append(product)
             if torch.cuda.get_device_capability(device) == HOPPER:
                 found += skinny_fp8_candidates(product.kind, programs, rows, outputs, inputs)
         found += integers
-    if runs_skinny(device, inputs, scheme):
-        found += [
-            gemm
-            for gemm in skinny_candidates(programs, rows, outputs, inputs, BITS[scheme.kind])
-            if gemm.serves(rows, outputs, inputs, scheme)
-        ]
-    return found
+    return found + skinny
+
+
+def skinny_gemms(
+    device: torch.device, rows: int, outputs: int, inputs: int, scheme: WeightScheme
+) -> list[SkinnyQuantizedGemm]:
+    """Those that serve x [rows, inputs] and W [outputs, inputs] there, the likely ones first."""
+    if not runs_skinny(device, inputs, scheme):
+        return []
+    programs = torch.cuda.get_device_properties(device).multi_processor_count
+    tried = skinny_candidates(programs, rows, outputs, inputs, BITS[scheme.kind])
+    return [gemm for gemm in tried if gemm.serves(rows, outputs, inputs, scheme)]
 
 
 def runs_skinny(device: torch.device, inputs: int, scheme: WeightScheme) -> bool:
@@ -233,12 +243,9 @@ def untimed(
     fallback: GemmImpl = DequantizeThenCublas()
     if not is_hopper(device):
         return found, fallback
-    if runs_skinny(device, inputs, scheme):
-        programs = torch.cuda.get_device_properties(device).multi_processor_count
-        for rows in BUCKETS:
-            tried = skinny_candidates(programs, rows, outputs, inputs, BITS[scheme.kind])
-            served = (gemm for gemm in tried if gemm.serves(rows, outputs, inputs, scheme))
-            found[rows] = next(served, found[rows])
+    for rows in BUCKETS:
+        served = skinny_gemms(device, rows, outputs, inputs, scheme)
+        found[rows] = next(iter(served), found[rows])
     for rows in PACKED_BUCKETS:
         gemm = usual_gemm(device, dtype, rows, outputs, inputs, scheme)
         if gemm is not None:

@@ -35,6 +35,7 @@ ROWS = 64  # of wgmma
 NORM_ROWS = 32  # of x: of more a norm in the kernel takes twice the instructions of its epilogue
 WARPS = 4  # that multiply, of a tile of up to 64 weight rows
 APART_COLUMNS = 512  # of four warps, 128 each
+APART_ROWS = 32  # of x
 APART_OUTPUTS = 8  # scales of four rows, and of four gates or ups, lie together
 # Less than gemm/implementations.IN_FLIGHT: units are smaller, and programs take longer to use one.
 # With 64 in place of 96 KiB a step of Qwen3-8B took an H200 1.77 ms in place of 1.80 in int4 with 8
@@ -90,9 +91,16 @@ class SkinnyQuantizedGemm(NormingGemm):
             and self.block_k // self.fold % chunk == 0
             and self.fold * height <= 2 * MAX_ROWS
             and blocks % self.split_units == 0
-            and not (self.sync and height > (SYNC_ROWS if self.fold == 1 else 8))
+            and not (self.sync and height > self._sync_rows)
             and (not self.apart or self._has_columns_apart(rows, outputs, weight))
         )
+
+    @property
+    def _sync_rows(self) -> int:
+        """Of x, that mma.sync multiplies at most."""
+        if self.apart:
+            return APART_ROWS
+        return SYNC_ROWS if self.fold == 1 else 8
 
     def _has_columns_apart(
         self, rows: int, outputs: int, weight: WeightScheme | PackedWeight
@@ -131,7 +139,7 @@ class SkinnyQuantizedGemm(NormingGemm):
         self, x: Tensor | NormedRows, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
         """As GatingGemm.multiply; x may be NormedRows."""
-        plain = x if isinstance(x, Tensor) else x.weighted
+        plain = x.weighted if isinstance(x, NormedRows) else x
         rows, outputs = len(plain), len(weight.words)
         plain = self._padded(plain, weight)
         columns = outputs if gate is None else outputs // 2

@@ -34,15 +34,13 @@ RINGS = {
             Ring(64, 512, 3, 2, 3, sync=True, apart=True),
             Ring(64, 1024, 2, 2, 2, sync=True, apart=True),
             Ring(32, 1024, 4, 2, 2, sync=True, apart=True),
-            Ring(64, 512, 5, 3, 2, sync=True),
             Ring(16, 1024, 6, 2, 2, sync=True),
         ),
         16: (
             Ring(32, 1024, 2, 2, 2, sync=True, apart=True),
-            Ring(64, 512, 4, 2, 2),
             Ring(32, 1024, 5, 3),
         ),
-        32: (Ring(64, 512, 6, 3), Ring(64, 256, 5, 3, 2)),
+        32: (Ring(64, 512, 6, 3), Ring(32, 512, 6, 2, sync=True, apart=True)),
         64: (Ring(64, 256, 6, 3),),
     },
     8: {

@@ -7,6 +7,10 @@ import json
 import os
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -16,7 +20,7 @@ from msgspec.structs import replace
 
 from benchmarks.shapes import SHAPES
 from runtime.config import EngineConfig
-from runtime.precompile import pool, preimport
+from runtime.precompile import pool, predict, preimport
 from runtime.precompile.predict import PredictedKernels, predicted_kernels
 from tests.support.paths import ROOT
 
@@ -58,13 +62,16 @@ from runtime.config import EngineConfig
 from runtime.precompile.predict import predicted_kernels
 
 process = Compilers()
-for prediction in predicted_kernels(EngineConfig(model=sys.argv[1]), (9, 0)):
-    process.begin(prediction)
+config = EngineConfig(model=sys.argv[1], kv_dtype=sys.argv[2])
+for prediction in predicted_kernels(config, (9, 0)):
+    if "_skinny_gemm" not in prediction.kernels:
+        process.begin(prediction)
 
 from tests.support.kernels.compile_for_hopper import CompileOnly
 from tests.support.kernels.shipped_attention import *
 from tests.support.kernels.shipped_kernels import *
 from attention.common import dependent_launch
+from attention.kv_pool import FP8
 from runtime.precompile.compiling import compiling_only
 from triton import knobs
 from triton.runtime.driver import driver
@@ -76,8 +83,13 @@ kept = {}
 knobs.compilation.listener = lambda src, cache_hit, **rest: kept.setdefault(src.name, cache_hit)
 driver.set_active(CompileOnly())
 step, tiles = ShippedStep(128, BF16), tile_plan(tile_spec(128, 128), 128)
+pages, scale = step.k, None
+if config.kv_dtype == "fp8_e4m3":
+    pages, scale = step.k.to(FP8), tensor(step.k.shape[1], dtype=torch.float32)
 with compiling_only(threads=2):
-    inputs = KernelInputs(step.q, step.k, step.k, step.table, step.out, scale=0.1)
+    inputs = KernelInputs(
+        step.q, pages, pages, step.table, step.out, scale=0.1, k_scale=scale, v_scale=scale
+    )
     prefill_hopper(inputs, tiles, overlap=True)
     logits, last_token = tensor(ROWS, 151936), tensor(ROWS, dtype=torch.int64)
     numbers, usable = tensor(ROWS, dtype=INT32), tensor(ROWS, dtype=torch.int8)
@@ -178,10 +190,39 @@ def test_what_is_begun_after_the_end_is_sent_to_no_other_file_of_that_number():
     os.close(writer)
 
 
+def wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def of_group(group: int) -> list[str]:
+    """The commands of the processes of a group that have not ended."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            command, _, rest = stat.read_text().partition("(")[2].rpartition(")")
+            state, _, process_group, *_ = rest.split()
+            if int(process_group) == group and state != "Z":
+                found.append(command)
+    return found
+
+
+def test_what_a_prediction_has_started_ends_with_the_process():
+    process = pool.Compilers()
+    group = process._process.pid
+    process.begin(PredictedKernels(partial(os.system, "sleep 100"), ()))
+    wait_until(lambda: "sleep" in of_group(group), 30)
+    process.close()
+    wait_until(lambda: not of_group(group), 5)
+
+
 @pytest.mark.slow
-def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path):
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8_e4m3"])
+def test_what_takes_longest_is_there_before_anybody_has_asked_for_it(tmp_path: Path, kv_dtype: str):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
-    kept = run(tmp_path, PREDICTION, str(tmp_path))
+    kept = run(tmp_path, PREDICTION, str(tmp_path), kv_dtype)
     assert {"_prefill_hopper", "_merge", "filter_rows", "finish_rows"} < kept.keys()
     assert all(kept.values()), kept
 
@@ -194,14 +235,23 @@ def test_a_kernel_that_is_already_being_compiled_is_waited_for_and_a_job_that_di
 
 @pytest.mark.parametrize(
     ("changes", "number"),
-    [({}, 3), ({"deterministic": True}, 0), ({"dtype": "float32"}, 0), ({"attention": "mha"}, 2)],
+    [
+        ({}, 4),
+        ({"deterministic": True}, 0),
+        ({"dtype": "float32"}, 0),
+        ({"attention": "mha"}, 3),
+        ({"kv_dtype": "fp8_e4m3"}, 4),
+    ],
 )
 def test_only_kernels_that_will_be_used_are_predicted(
-    tmp_path: Path, changes: dict[str, object], number: int
+    tmp_path: Path, changes: dict[str, object], number: int, monkeypatch: pytest.MonkeyPatch
 ):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES["qwen3-8b"]))
     config = replace(EngineConfig(model=str(tmp_path)), **changes)
+    monkeypatch.setattr(predict, "processes", lambda: 12)
     assert len(predicted_kernels(config, (9, 0))) == number
+    monkeypatch.setattr(predict, "processes", lambda: 0)
+    assert len(predicted_kernels(config, (9, 0))) == max(0, number - 1)
     assert predicted_kernels(config, (8, 0)) == []
 
 

@@ -91,7 +91,11 @@ except Exception as error:
     print("needed:", error)
 """
 LAUNCHERS = """
-from triton.runtime.build import compile_module_from_src
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from triton.backends.nvidia import driver
+from triton.runtime import build
 
 from runtime.precompile.compiling import compiling_only
 
@@ -102,9 +106,22 @@ static PyMethodDef methods[] = {{"launch", launch, METH_NOARGS, ""}, {0}};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", 0, -1, methods};
 PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
 '''
-with compiling_only(threads=2):
-    modules = [compile_module_from_src(SOURCE % number, "launcher") for number in (0, 1, 0, 1)]
-print([module.launch() for module in modules])
+built, run = [], build._build
+
+def build_slowly(name, source, *rest):
+    built.append(open(source).read())
+    time.sleep(0.3)
+    return run(name, source, *rest)
+
+build._build = build_slowly
+
+def of(number):
+    return driver.compile_module_from_src(src=SOURCE % number, name="launcher")
+
+with compiling_only(threads=2), ThreadPoolExecutor(4) as threads:
+    modules = list(threads.map(of, (0, 1, 0, 1)))
+    modules += [of(number) for number in (0, 1)]
+print([module.launch() for module in modules], len(built))
 """
 
 
@@ -167,7 +184,8 @@ def test_a_kernel_compiled_on_a_few_pages_serves_any_number_of_them(name: str):
     assert "q_token" in specialized and "num_pages" not in specialized
 
 
-def test_a_launcher_that_is_loaded_again_does_not_replace_another_one(tmp_path: Path):
+def test_a_launcher_is_built_once_and_does_not_replace_another_one(tmp_path: Path):
+    """Four threads ask for two of them at once."""
     done = run(LAUNCHERS, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["[0,", "1,", "0,", "1]"]
+    assert done.stdout == "[0, 1, 0, 1, 0, 1] 2\n"

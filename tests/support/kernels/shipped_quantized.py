@@ -148,8 +148,11 @@ def call_unscaled() -> None:
     )
 
 
-def call_fp8_product(gemm: SkinnyFp8Gemm | Fp8ManyRowsGemm, rows: int, gate: Gate | None) -> None:
-    kind, bias = gemm.kind, tensor(OUTPUTS) if isinstance(gemm, SkinnyFp8Gemm) else None
+def call_fp8_product(
+    gemm: SkinnyFp8Gemm | Fp8ManyRowsGemm, rows: int, gate: Gate | None, *, bias: bool = True
+) -> None:
+    """bias: if the GEMM takes one"""
+    kind, takes = gemm.kind, bias and isinstance(gemm, SkinnyFp8Gemm)
     padded = -(-rows // 16) * 16
     columns = 1 if kind == "row" else INPUTS // GROUP
     x = QuantizedRows(
@@ -159,7 +162,7 @@ def call_fp8_product(gemm: SkinnyFp8Gemm | Fp8ManyRowsGemm, rows: int, gate: Gat
         count=rows,
         dtype=BF16,
     )
-    gemm.multiply(x, weight(f"fp8 {kind}"), bias, gate)
+    gemm.multiply(x, weight(f"fp8 {kind}"), tensor(OUTPUTS) if takes else None, gate)
 
 
 GATES: tuple[Gate | None, ...] = (None, "silu", "gelu")
@@ -184,28 +187,32 @@ for name in FORMATS:
     QUANTIZED[f"dequantize {name}"] = partial(call_dequantize, name)
     QUANTIZED[f"dequant_gemm {name}"] = partial(call_dequant_gemm, name, 64)
 for name in (*FORMATS, "mxfp4"):
-    QUANTIZED[f"skinny {name} at 16"] = partial(call_skinny, name, 16, 64)
-    QUANTIZED[f"skinny {name} sync at 8"] = partial(call_skinny, name, 8, 64, True)
+    if name.startswith(("int4", "nvfp4", "mxfp4")):
+        QUANTIZED[f"skinny {name} at 32"] = partial(call_skinny, name, 32, 64)
+    else:
+        QUANTIZED[f"skinny {name} at 16"] = partial(call_skinny, name, 16, 64)
+        QUANTIZED[f"skinny {name} sync at 8"] = partial(call_skinny, name, 8, 64, True)
     QUANTIZED[f"skinny {name} at 64"] = partial(call_skinny, name, 64, 64)
 for name in ("fp8 row", "fp8 block"):
     QUANTIZED[f"skinny {name} sync at 16"] = partial(call_skinny, name, 16, 128, True)
     QUANTIZED[f"skinny {name} by 128 at 64"] = partial(call_skinny, name, 64, 128)
 APART = ("int4 g128", "int4 g32 zeros", "int4 g64 zeros", "nvfp4", "mxfp4")
 for name in APART:
-    for rows, block_n in ((8, 64), (8, 32), (16, 32)):
+    for rows, block_n in ((8, 64), (8, 32), (16, 32), (32, 32)):
         QUANTIZED[f"skinny {name} apart {block_n} at {rows}"] = partial(
             call_skinny, name, rows, block_n, sync=True, apart=True
         )
-for rows in (1, 16):
+for rows in (1, 16, 32):
     QUANTIZED[f"gated skinny int4 g128 apart 32 at {rows}"] = partial(
         call_skinny, "int4 g128", rows, 32, True, "silu", True
     )
 for name in ("int4 g128", "fp8 row"):
     QUANTIZED[f"gated skinny {name} at 1"] = partial(call_skinny, name, 1, 16, True, "silu")
     QUANTIZED[f"gated skinny {name} at 64"] = partial(call_skinny, name, 64, 64, False, "silu")
-    QUANTIZED[f"gated skinny {name} at 16"] = partial(call_skinny, name, 16, 64, False, "silu")
     QUANTIZED[f"skinny {name} two runs"] = partial(call_skinny, name, 16, 32)
     QUANTIZED[f"skinny {name} four runs sync"] = partial(call_skinny, name, 8, 16, True)
+QUANTIZED["gated skinny fp8 row at 16"] = partial(call_skinny, "fp8 row", 16, 64, False, "silu")
+QUANTIZED["gated skinny int4 g128 at 32"] = partial(call_skinny, "int4 g128", 32, 64, False, "silu")
 QUANTIZED["skinny fp8 row two runs sync"] = partial(call_skinny, "fp8 row", 8, 32, True)
 FP8_KINDS: tuple[ScaleKind, ...] = ("row", "block")
 for name in ("int4 g128", "int4 g32 zeros", "nvfp4", "mxfp4"):

@@ -235,7 +235,10 @@ def _compute(
             zeros = next_zeros
 
 
-@gluon.jit(do_not_specialize=["tokens", "k_blocks", "row_tiles", "ahead", "scale_blocks"])
+@gluon.jit(
+    do_not_specialize=["tokens", "k_blocks", "row_tiles", "ahead", "scale_blocks"],
+    do_not_specialize_on_alignment=["SHARED_GATE"],
+)
 def _experts_product(
     w_desc, x_desc, SCALES, ZEROS, ROW_SCALES, BIAS, TILES, TILE_ROWS, TILE_COUNTS, NUM_TILES,
     PAIRS, SCORES, PARTS, ARRIVED, SHARED, SHARED_GATE, OUT, tokens, outputs, inner, k_blocks,

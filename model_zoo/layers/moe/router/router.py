@@ -45,10 +45,9 @@ class Router(nn.Module):
         super().__init__()
         self.config, self._has_gate = config, shared_gate
         self._own = range(config.num_experts) if own is None else own
-        # Sigmoids of near experts differ by less than a rounding of bfloat16.
-        wide = replace(linears, dtype=torch.float32) if config.scoring == "sigmoid" else linears
+        linears = replace(linears, dtype=torch.float32) if config.computes_in_float32 else linears
         outputs = config.num_experts + shared_gate
-        self.linear = wide.unquantized(hidden, outputs, bias=config.bias)
+        self.linear = linears.unquantized(hidden, outputs, bias=config.bias)
         self.correction_bias: nn.Parameter | None = None
         if config.correction_bias:
             room = torch.empty(config.num_experts, dtype=torch.float32)

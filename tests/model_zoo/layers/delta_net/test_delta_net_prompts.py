@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from model_zoo.layers.delta_net import chunk_plan
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNetRows, Snapshots
 from model_zoo.layers.delta_net.prompts import delta_net_prompts
@@ -231,3 +232,17 @@ def test_true_shapes_on_a_gpu(heads: tuple[int, int]):
     expected, found = gated_delta_net_reference(*exact.arguments), run(case)
     mine = [*range(700), *range(701, 1974)]
     assert error(found[mine], expected[mine]) < 2 * DIGIT[BF16]
+
+
+def test_steps_of_up_to_256_rows_have_one_kernel_for_their_plan(monkeypatch: pytest.MonkeyPatch):
+    """Each further one would be compiled while a server starts, or later."""
+    constants: list[dict[str, int]] = []
+
+    class Launches:
+        def __getitem__(self, grid: object):
+            return lambda *arguments, **found: constants.append(found)
+
+    monkeypatch.setattr(chunk_plan, "_plan_chunks", Launches())
+    for rows in (1, 17, 256):
+        plan_chunks(int32(range(rows + 1), "cpu"), int32([9] * rows, "cpu"), 300)
+    assert constants[0] == constants[1] == constants[2] and constants[0]["BLOCK"] == 256

@@ -103,3 +103,15 @@ def test_rows_of_x_are_sorted_by_expert(
     for tile, row, count in zip(found.tiles[:number].tolist(), first, counts, strict=True):
         mine = ids.flatten()[order[row : row + count]]
         assert 1 <= count <= rows and (mine == tile % MAX_EXPERTS).all()
+
+
+@pytest.mark.parametrize("sorts", [False, True])
+def test_all_lists_begin_at_multiples_of_16_bytes(sorts: bool):
+    """Else Triton would compile the kernels that read them for other numbers of tokens again."""
+    ids = torch.tensor([[0, 2], [1, 2], [0, 1]], dtype=torch.int32)
+    found = align(ids, 3, 16, num_arrivals=5, x=torch.zeros(3, 8) if sorts else None)
+    lists = [found.pairs, found.counts, found.tiles, found.num_tiles, found.arrivals]
+    if sorts:
+        assert found.tile_rows is not None and found.tile_counts is not None
+        lists += [found.tile_rows, found.tile_counts]
+    assert all(one.data_ptr() % 16 == 0 for one in lists)

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model_zoo.layers.gemm.autotune_cache import read_choices, sources, write_choices
 from model_zoo.layers.gemm.implementations import CublasGemm
+from model_zoo.layers.linear_factory import LinearFactory
 from model_zoo.layers.moe import autotune as choosing
+from model_zoo.layers.moe import timing
 from model_zoo.layers.moe.autotune import autotune_experts, choose, layers_by_key, use
-from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.experts import ExpertNames, Experts
 from model_zoo.layers.moe.hopper.tiles import HopperTiles
+from model_zoo.layers.moe.router.router import Router
 from model_zoo.layers.moe.run import run_experts
 from model_zoo.layers.moe.tiles import BUCKETS, FEW, ExpertTiles, candidates
 from model_zoo.layers.moe.timing import is_right, random_routing
+from model_zoo.moe_config import MoEConfig, RouterConfig, Scoring
 from tests.support.kernels.expert_cases import exactly, make_experts, routing
+from tests.support.paths import ROOT
 
 
 def some_experts(device: str = "cpu", **fields: object) -> Experts:
@@ -136,6 +144,55 @@ def test_tuned_experts_are_right(weights: str | None, tmp_path: Path):
         y = run_experts(experts, x, ids, scores)
         exact = exactly(experts, x, ids, scores)
         assert (y.double().cpu() - exact).norm() <= 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_candidates_add_what_a_shared_expert_has_computed(
+    scoring: Scoring, monkeypatch: pytest.MonkeyPatch
+):
+    """With a gate of the type that the layer's router has: other kernels would be compiled."""
+    router = RouterConfig(num_experts=8, top_k=2, scoring=scoring)
+    config = MoEConfig(router=router, intermediate_size=32, shared_size=48, shared_gate=True)
+    linears = LinearFactory(torch.bfloat16)
+    experts = Experts(config, 64, ExpertNames("experts"), linears)
+    given: list[Tensor] = []
+
+    def run(
+        experts: Experts, x: Tensor, ids: Tensor, weights: Tensor, shared: Tensor, gate: Tensor,
+        tiles: object,
+    ) -> Tensor:  # fmt: skip
+        given.extend((shared, gate))
+        return x
+
+    monkeypatch.setattr(timing, "run_experts", run)
+    timing.ExpertsTimer([experts], 3).run(0, candidates(3, experts)[0])
+    shared, gate = given
+    assert shared.shape == (3, 64) and shared.dtype == torch.bfloat16 and shared.any()
+    assert gate.shape == (3,) and gate.any()
+    assert gate.dtype == Router(router, 64, linears, shared_gate=True).linear.dtype
+
+
+def test_kernels_that_add_a_shared_expert_take_its_gate_wherever_it_lies():
+    """In the router's output it lies elsewhere, and at another stride, than in a trial.
+
+    In a process of its own, since interpreted kernels have no parameters.
+    """
+    program = (
+        "from model_zoo.layers.moe.few_tokens import _few_down\n"
+        "from model_zoo.layers.moe.grouped import _grouped_down\n"
+        "from model_zoo.layers.moe.hopper.kernel import _experts_product\n"
+        "from model_zoo.layers.moe.sum_pairs import _sum_pairs\n"
+        "for kernel in (_few_down, _grouped_down, _experts_product, _sum_pairs):\n"
+        "    params = {param.name: param for param in kernel.params}\n"
+        "    stride = params.get('gate_stride')\n"
+        "    assert stride is None or stride.do_not_specialize, kernel\n"
+        "    assert params['SHARED_GATE'].do_not_specialize_on_alignment, kernel\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment.pop("TRITON_INTERPRET", None)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

@@ -80,7 +80,7 @@ def test_products_of_warps_with_columns_of_their_own_are_right(
     gemm: SkinnyQuantizedGemm, name: str, dtype: torch.dtype
 ):
     weight = quantized(name, 88, 1152, scales=dtype)
-    for rows in (3, 12):
+    for rows in (3, 12, 27):
         check(gemm, numbers("cpu", dtype, rows, 1152), weight, numbers("cpu", dtype, 88))
 
 
@@ -186,6 +186,13 @@ def test_candidates_fit_shared_memory_and_the_workspace(
     assert candidates
     for gemm in candidates:
         assert gemm.serves(rows, *shape, weight), gemm
+
+
+def test_columns_of_their_own_are_tried_for_up_to_32_rows_of_4_bits():
+    for rows, expected in ((8, True), (16, True), (32, True), (64, False)):
+        gemms = skinny_candidates(132, rows, 6144, 4096, 4)
+        assert any(gemm.apart for gemm in gemms) == expected
+    assert not APART.serves(33, 64, 512, pack(quantized("int4 g128", 64, 512)))
 
 
 def each_product(
