@@ -93,7 +93,7 @@ def compile_gemms(folder: str, quantization: str, dtype: str, layers: tuple[Laye
     while forks.ends:
         for end in select.select(forks.ends, [], [], WATCH_SECONDS)[0]:
             forks.take(end)
-        if os.getppid() != worker:  # it has died, and nobody waits for these kernels
+        if os.getppid() != worker:  # it has died: no engine waits for these kernels
             forks.kill()
             return
 

@@ -18,6 +18,7 @@ from model_zoo.config import read_config
 from model_zoo.layers.linear import Linear
 from model_zoo.registry import build
 from runtime.precompile.predict_gemms import processes, usual_layers
+from tests.support.kernels.uninterpreted import run_uninterpreted
 from tests.support.paths import ROOT
 
 pytest.importorskip("triton", reason="kernels are compiled by Triton, which is not here")
@@ -86,11 +87,7 @@ def test_the_kernels_have_the_names_that_requests_wait_for():
         "from runtime.precompile.worker import kernel\n"
         "print(all(kernel(module, name).__name__ == name for name, module in GEMM_KERNELS.items()))"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout == "True\n", done.stderr
+    assert run_uninterpreted(program) == "True\n"
 
 
 @pytest.mark.parametrize("name", ["qwen3-8b", "gemma-3-4b", "qwen3-30b-a3b", "gpt-oss-20b"])

@@ -2,7 +2,7 @@
 
 - Floats of 8 and 16 bits are converted by a table of all of them, which Triton fills: it takes each
   number apart into sign, exponent and significand.
-- Tensors of one number share its array, which nobody writes to.
+- Tensors of one number share its array, which is only read.
 - Pointers to elements of one type have one type.
 - What a function returns as it came is seen before it looks for other cases.
 """

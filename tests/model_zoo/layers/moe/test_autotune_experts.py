@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,7 +24,7 @@ from model_zoo.layers.moe.tiles import BUCKETS, FEW, ExpertTiles, candidates
 from model_zoo.layers.moe.timing import is_right, random_routing
 from model_zoo.moe_config import MoEConfig, RouterConfig, Scoring
 from tests.support.kernels.expert_cases import exactly, make_experts, routing
-from tests.support.paths import ROOT
+from tests.support.kernels.uninterpreted import run_uninterpreted
 
 
 def some_experts(device: str = "cpu", **fields: object) -> Experts:
@@ -188,11 +185,7 @@ def test_kernels_that_add_a_shared_expert_take_its_gate_wherever_it_lies():
         "    assert stride is None or stride.do_not_specialize, kernel\n"
         "    assert params['SHARED_GATE'].do_not_specialize_on_alignment, kernel\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    run_uninterpreted(program)
 
 
 @pytest.mark.gpu

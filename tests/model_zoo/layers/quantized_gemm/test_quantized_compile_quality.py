@@ -15,6 +15,7 @@ import pytest
 
 from model_zoo.layers.quantized_gemm.packed_many_rows import WIDTHS
 from tests.support.kernels.shipped_quantized import FORMATS, QUANTIZED
+from tests.support.kernels.uninterpreted import run_uninterpreted
 from tests.support.paths import ROOT
 
 # Minutes where Triton has not yet compiled the kernels and kept them.
@@ -49,11 +50,7 @@ def test_kernels_of_activations_serve_any_number_of_rows():
         "    kernel = getattr(module, '_' + name)\n"
         "    print(*(param.name for param in kernel.params if param.do_not_specialize))\n"
     )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    environment.pop("TRITON_INTERPRET", None)
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["M rows"] * 3, done.stderr
+    assert run_uninterpreted(program).splitlines() == ["M rows"] * 3
 
 
 def test_a_norm_that_quantizes_adds_up_squares_in_the_order_of_one_that_does_not():
