@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -64,22 +64,30 @@ class Model(nn.Module, ABC):
         cap = self.config.logit_softcap
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
-    @contextmanager
-    def shortened(self) -> Iterator[None]:
+    def shortened(self) -> AbstractContextManager[None]:
         """Run with the first two layers of each kind only, for work such as compiling kernels.
 
         Layers are of a kind if they have the same MLP, or experts, and the same attention.  Those
         that remain are linked to each other, so that kernels between two layers are compiled, too.
         """
-        whole = self.layers
         kinds: Counter[tuple[object, ...]] = Counter()
         few: list[nn.Module] = []
-        for layer in whole:
+        for layer in self.layers:
             attention = getattr(layer, "attention", None)
             kind = type(getattr(layer, "mlp", layer)), getattr(attention, "spec", None)
             kinds[kind] += 1
             few += [layer] if kinds[kind] <= 2 else []
-        self.layers = nn.ModuleList(few)
+        return self._with(few)
+
+    def first_layers(self, count: int) -> AbstractContextManager[None]:
+        """Run with so many layers only: a step is as one of the whole model, but shorter."""
+        return self._with(list(self.layers)[:count])
+
+    @contextmanager
+    def _with(self, layers: list[nn.Module]) -> Iterator[None]:
+        """Run with these of its layers."""
+        whole = self.layers
+        self.layers = nn.ModuleList(layers)
         self.link_layers()
         try:
             yield

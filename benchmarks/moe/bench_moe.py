@@ -194,7 +194,7 @@ def measure(case: Case, tokens: int, timer: GraphTimer, arguments: argparse.Name
     error = check(case, tokens, x, uneven[0], weights) if arguments.check else None
     tried = candidates(tokens, experts)
     keys = [key for key in keys_of(nn.ModuleList(case.layers)) if key.tokens == tokens]
-    tiles = choose({keys[0]: case.layers}, times, 60.0)[keys[0]] if keys else tried[0]
+    tiles = choose({keys[0]: case.layers}, times, 60.0)[keys[0]][0] if keys else tried[0]
     graphs = [
         timer.capture(call_of(case, x, routings, weights, tiles), CALLS)
         for routings in (even, uneven)

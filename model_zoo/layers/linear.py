@@ -152,6 +152,10 @@ class Linear(nn.Module):
         else:
             self._gemms.update(gemms)
 
+    def update_gemms(self, gemms: Mapping[int, GemmImpl]) -> None:
+        """Set those of some buckets of rows, and keep the others."""
+        self._gemms.update(gemms)
+
     def replace_gemms(self, gemms: GemmsByRows[GemmImpl]) -> GemmsByRows[GemmImpl]:
         """Use these; returns those before."""
         before, self._gemms = self._gemms, gemms

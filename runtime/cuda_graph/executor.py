@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 import torch
 from msgspec.structs import replace
@@ -105,6 +107,16 @@ class GraphExecutor:
         """Switch to another KV pool.  No graph may be captured yet: it keeps the addresses."""
         assert not self.graphs.captured
         self._step.kv = kv
+
+    def step_times(self, batch: Batch, choices: Sequence[Callable[[], None]]) -> list[float]:
+        """As DeviceExecutor.step_times."""
+        bucket = self._buckets.fit(len(batch.tokens), len(batch.slots))
+
+        def queue() -> None:
+            self.forward(batch)
+            self.sample(batch)
+
+        return self.graphs.step_times(bucket, choices, queue)
 
     def measure_graphs(self) -> int:
         """The bytes of all graphs; 0 if none can be captured: steps run without.

@@ -7,18 +7,22 @@ launch their graph.  All graphs share one memory pool (pool.py).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from triton.runtime.errors import OutOfResources
 
+from model_zoo.layers.gemm.timing import replayed_us
 from runtime.cuda_graph.buckets import Bucket
 from runtime.cuda_graph.pool import GraphPool, alias
 from runtime.cuda_graph.step import StepTensors
 from runtime.startup.device import free_bytes
 
 SMALL = 64  # tokens: up to here the first launch of a graph takes a large part of a step's time
+TIMED = 7  # replays of each graph, of which the median counts
 SAMPLED = 4  # graphs besides the largest that are captured to measure the memory of each
 
 log = logging.getLogger("wavefill.graphs")
@@ -80,6 +84,43 @@ class Graphs:
         beside = free[len(largest)]  # them
         each = -(-(beside - free[-1]) // len(sample)) if sample else 0
         return free[0] - beside + each * len(others), each
+
+    def step_times(
+        self, bucket: Bucket, choices: Sequence[Callable[[], None]], queue: Callable[[], None]
+    ) -> list[float]:
+        """Median microseconds of a bucket's step after each of `choices` has been called: infinite
+        where it cannot be captured, and none if it cannot after the first one.
+
+        queue: queues a step of the bucket, whose block the graphs then find on the device.
+        """
+        assert not self.captured
+        recorded: dict[int, torch.cuda.CUDAGraph] = {}
+        try:
+            for place, choose in enumerate(choices):
+                choose()
+                graph = self._recorded(bucket)
+                if graph is not None:
+                    recorded[place] = graph
+                elif place == 0:
+                    return []
+            choices[0]()
+            queue()
+            took = replayed_us([*recorded.values()], 1, TIMED)
+        finally:
+            places = list(recorded)
+            recorded.clear()
+            self.pool.renew()
+        found = dict(zip(places, took, strict=True))
+        return [found.get(place, math.inf) for place in range(len(choices))]
+
+    def _recorded(self, bucket: Bucket) -> torch.cuda.CUDAGraph | None:
+        """The graph of a bucket's step; None if it cannot be captured."""
+        try:
+            self._dry_run(bucket)
+            return self.pool.record(lambda: self._run(bucket))[0]
+        except (RuntimeError, OutOfResources) as error:
+            log.debug("a step of %d rows is not timed: %s", bucket.rows, error)
+            return None
 
     def _launch_bound_tokens(self, bucket: Bucket) -> int:
         """From a bucket that has just been captured.  Replays as often whatever it measures, since

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -49,6 +50,15 @@ class DeviceExecutor(Protocol):
 
     def use(self, kv: KVPool) -> None:
         """Switch to another KV pool, after memory profiling on a small one."""
+        ...
+
+    def step_times(self, batch: Batch, choices: Sequence[Callable[[], None]]) -> list[float]:
+        """Microseconds of the batch's step after each of `choices` has been called, by CUDA graphs
+        that are replayed in turns and dropped: infinite where none can be captured, and none at
+        all if it cannot after the first call.
+
+        Before other graphs are captured.
+        """
         ...
 
     def measure_graphs(self) -> int:

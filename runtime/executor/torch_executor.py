@@ -5,6 +5,7 @@ It serves CPUs, and on a GPU the attention back ends that need lengths on the ho
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,6 +70,10 @@ class TorchExecutor:
     def use(self, kv: KVPool) -> None:
         """Switch to another KV pool, after memory profiling on a small one."""
         self._kv = kv
+
+    def step_times(self, batch: Batch, choices: Sequence[Callable[[], None]]) -> list[float]:
+        """There are no graphs."""
+        return []
 
     def measure_graphs(self) -> int:
         """0: there are none."""

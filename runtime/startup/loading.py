@@ -142,10 +142,10 @@ def _on_gpu(
         loading.finish(progress)
         timeline.mark("weights")
         progress("gemms", 0, 1)
-        autotune_gemms(loading.model)
-        autotune_experts(loading.model)
+        close = [*autotune_experts(loading.model), *autotune_gemms(loading.model)]
         states = choose_state_dtype(engine_spec.requested.state_dtype)
         delta_nets = choose_delta_net(loading.model, states)
+        profiler.choose_in_steps(close)
         for sentence in slow_layers(loading.model):
             log.warning("%s", sentence)
         tokens = engine_spec.resolve_config(plan).max_batched_tokens

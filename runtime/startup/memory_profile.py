@@ -1,23 +1,26 @@
 """Memory profiling: runs the largest steps on a few KV pages, before KV gets what remains.
 
 Before that, kernels are compiled while the weights are read, so their outputs mean nothing yet.
-Steps run through two layers: further layers reuse the activations' memory of the first ones.
+Steps run through two layers: further layers reuse the activations' memory of the first ones.  Those
+by which kernels are chosen run through some more.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from math import isqrt
 
+import numpy as np
 import torch
 from msgspec.structs import replace
 from torch import Tensor
 
 from model_zoo.layers.delta_net.hopper.choose import run_delta_net_candidates
 from model_zoo.layers.gemm.autotune import leaving_scales, run_candidates
+from model_zoo.layers.gemm.in_step import CloseCandidates, choose_in_step
 from model_zoo.layers.moe.autotune import run_expert_candidates
 from model_zoo.model import Model
 from model_zoo.vision.embed import ReadsImages
@@ -30,15 +33,21 @@ from runtime.precompile.pool import Compilers
 from runtime.startup.device import choose_state_dtype, free_bytes, is_out_of_memory
 from runtime.startup.engine_spec import EngineSpec
 from runtime.startup.warm_up import (
+    SAMPLED_PARAMS,
     WARM_UP_STATES,
     all_batch_kinds,
+    decode_rows,
     largest,
     prompt_of_some_hundred,
     run,
 )
 
 KV_PARTS = 64  # of which the graphs of large steps may take one
-PAGES = 16  # all tokens are stored in the first one; its contents do not matter
+# Tokens before those of the steps by which kernels are chosen.  Rows have the same few pages, which
+# attention finds in the L2 cache.
+CONTEXT = 1024
+LAYERS = 8  # of such a step: of all but small models far more than the L2 cache holds
+PAGES = 16  # whose contents do not matter; most steps store all tokens in the first one
 
 
 class MemoryProfiler:
@@ -73,6 +82,30 @@ class MemoryProfiler:
             with leaving_scales(self._model) as some:
                 if some:
                     run(self.executor, prompt_of_some_hundred(self._resolved))
+
+    def choose_in_steps(self, close: Sequence[CloseCandidates]) -> None:
+        """Of kernels of nearly the same time, use those with which steps are shortest.
+
+        Other ranks would have to run the same steps, and to choose the same: so there is only one.
+        """
+        if self._ranks.size > 1:
+            return
+        before = min(CONTEXT, self._resolved.max_model_len - 1)
+
+        def step_times(rows: int, choices: Sequence[Callable[[], None]]) -> Sequence[float]:
+            if rows > self._resolved.max_num_seqs:
+                return []
+            batch = decode_rows(self._resolved, rows, SAMPLED_PARAMS, before=before, pages=PAGES)
+            # Of one token for all rows, all would choose the same experts.
+            batch = replace(batch, tokens=np.arange(rows) % self._vocab_size)
+            return self.executor.step_times(batch, choices)
+
+        with self._model.first_layers(LAYERS):
+            here = set(self._model.modules())
+            several = [of_shape for of_shape in close if len(here & {*of_shape.layers}) > 1]
+            if several:
+                torch.cuda.empty_cache()  # a capture cannot take what the allocator has cached
+            choose_in_step(several, step_times, self._device)
 
     def measure(self) -> MemoryPlan:
         """The plan with measured state, activations and graphs.  Raises ConfigError."""

@@ -112,18 +112,21 @@ def one_prompt(
     )
 
 
-def decode_rows(resolved: ResolvedConfig, rows: int, params: SamplingParams) -> Batch:
-    """Rows of one token each, the first of their sequences."""
+def decode_rows(
+    resolved: ResolvedConfig, rows: int, params: SamplingParams, *, before: int = 0, pages: int = 1
+) -> Batch:
+    """Rows of one token each, after `before` others; theirs are the pool's first `pages`."""
+    each = before // resolved.page_size + 1
     return make_batch(
         slots=list(range(rows)),
-        starts=[0] * rows,
+        starts=[before] * rows,
         q_lens=[1] * rows,
         tokens=[0] * rows,
-        num_new_pages=[1] * rows,
-        new_pages=[0] * rows * resolved.num_groups,
+        num_new_pages=[each] * rows,
+        new_pages=[page % pages for page in range(rows * each * resolved.num_groups)],
         sample=[True] * rows,
         decode_rows=rows,
-        new_rows=[new_row(slot, params, 1) for slot in range(rows)],
+        new_rows=[new_row(slot, params, before + 1) for slot in range(rows)],
         state_slots=state_slots(resolved, rows),
     )
 

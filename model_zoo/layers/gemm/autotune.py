@@ -8,13 +8,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from model_zoo.layers.gemm.by_rows import GemmsByRows
-from model_zoo.layers.gemm.check_fused import LARGEST_ERROR, check_fused
+from model_zoo.layers.gemm.check_fused import LARGEST_ERROR, check_fused, fused_is_right
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
     MAX_ROWS,
@@ -24,6 +25,7 @@ from model_zoo.layers.gemm.implementations import (
     NormingGemm,
     supports_kernels,
 )
+from model_zoo.layers.gemm.in_step import CloseCandidates, nearly_fastest
 from model_zoo.layers.gemm.swiglu import SIZES
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.quantized_rows import Producer
@@ -79,7 +81,9 @@ CandidatesOf = Callable[[GemmKey], Sequence[GemmImpl]]  # what to time, cuBLAS f
 Times = Callable[[Sequence[Linear], Sequence[GemmImpl], int, Gate | None], Sequence[float]]
 
 
-def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
+def autotune_gemms(
+    model: nn.Module, *, seconds: float = 2.5, file: Path | None = None
+) -> list[CloseCandidates]:
     """Set the fastest measured GEMMs of each Linear up to 64 rows, of some also above.
 
     Call it when the weights are in place, on the thread and device that run the model, and before
@@ -91,12 +95,14 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
     seconds  time limit for few rows, in addition to MANY_SECONDS for more rows of quantized weights
              and SWIGLU_SECONDS for gated GEMMs of many; keys that are not reached keep what they
              had until the next start
+
+    Returns what choose_in_step may choose otherwise: of what has been timed now, up to 64 rows.
     """
     layers = layers_by_key(model)
     if not layers:
-        return
+        return []
     from model_zoo.layers.gemm import autotune_cache
-    from model_zoo.layers.gemm.timing import times
+    from model_zoo.layers.gemm.timing import SMALL_BYTES, times
     from model_zoo.layers.quantized_gemm.fp8_gemm import release_scratch
 
     device = next(iter(layers.values()))[0].device
@@ -109,22 +115,47 @@ def autotune_gemms(model: nn.Module, *, seconds: float = 1.5, file: Path | None 
     def candidates_of(gemm_key: GemmKey) -> Sequence[GemmImpl]:
         return runnable(candidates_for(gemm_key, device), gemm_key.rows, missing[gemm_key][0])
 
-    made: dict[GemmKey, GemmImpl] = {}
+    found: dict[GemmKey, Sequence[GemmImpl]] = {}
     limits = {"few": seconds, "many": MANY_SECONDS, "swiglu": SWIGLU_SECONDS}
     for kind, limit in limits.items():
-        of_kind = {key: found for key, found in missing.items() if key.group == kind}
-        made |= choose(of_kind, candidates_of, times, limit)
+        of_kind = {key: layers for key, layers in missing.items() if key.group == kind}
+        found |= choose(of_kind, candidates_of, times, limit)
+    made = {gemm_key: gemms[0] for gemm_key, gemms in found.items()}
     if made:
         autotune_cache.write_choices(
             file, environment_key, {str(gemm_key): gemm for gemm_key, gemm in made.items()}
         )
     use(layers, choices | made)
-    for gemm_key, found in layers.items():
+    for gemm_key, of_key in layers.items():
         if not gemm_key.swiglu:
-            check_fused(str(gemm_key), gemm_key.rows, found)
+            check_fused(str(gemm_key), gemm_key.rows, of_key)
     release_scratch(
         gemm for layer in model.modules() if isinstance(layer, Linear) for gemm in layer.all_gemms()
     )
+    close = [
+        _close_candidates(gemm_key, missing[gemm_key], gemms)
+        for gemm_key, gemms in found.items()
+        # Of smaller weights, such as routers', a step does not show the GEMM.
+        if gemm_key.group == "few" and missing[gemm_key][0].operand.nbytes > SMALL_BYTES
+    ]
+    return [of_key for of_key in close if len(of_key.candidates) > 1]
+
+
+def _close_candidates(
+    gemm_key: GemmKey, layers: Sequence[Linear], gemms: Sequence[GemmImpl]
+) -> CloseCandidates:
+    """GEMMs, each also in the configurations that differ only in a step."""
+    name, weight = str(gemm_key), layers[0].operand
+    found: list[GemmImpl] = []
+    for gemm in gemms:
+        found += [gemm, *(gemm.for_steps(weight) if isinstance(gemm, NormingGemm) else ())]
+
+    def use_one(gemm: GemmImpl) -> None:
+        for layer in layers:
+            layer.update_gemms({gemm_key.rows: gemm})
+
+    check = partial(fused_is_right, gemm_key.rows, layers)
+    return CloseCandidates(name, gemm_key.rows, layers, found, use_one, check)
 
 
 def run_candidates(model: nn.Module) -> None:
@@ -298,23 +329,22 @@ def choose(
     candidates_of: CandidatesOf,
     times: Times,
     seconds: float,
-) -> dict[GemmKey, GemmImpl]:
-    """The fastest GEMM for each key within the time limit; cuBLAS unless clearly slower."""
+) -> dict[GemmKey, Sequence[GemmImpl]]:
+    """The fastest GEMM for each key within the time limit, cuBLAS unless clearly slower; behind it
+    those of nearly_fastest()."""
     began = time.monotonic()
-    made: dict[GemmKey, GemmImpl] = {}
+    made: dict[GemmKey, Sequence[GemmImpl]] = {}
     for gemm_key, found in layers.items():
         if time.monotonic() - began > seconds:
             late = len(layers) - len(made)
             log.warning("%d of %d GEMMs are not timed: no time", late, len(layers))
             break
         gemms = candidates_of(gemm_key)
-        plain, *others = times(found, gemms, gemm_key.rows, gate_of(gemm_key, found))
-        best = min(range(len(others)), key=others.__getitem__, default=None)
-        made[gemm_key] = gemms[0]
+        took = times(found, gemms, gemm_key.rows, gate_of(gemm_key, found))
         better = BETTER_SWIGLU if gemm_key.swiglu else BETTER
-        if best is not None and others[best] < better * plain:
-            made[gemm_key] = gemms[1 + best]
-        log.debug("%s: %s, cuBLAS %.1f us, others %s", gemm_key, made[gemm_key], plain, others)
+        made[gemm_key] = [gemms[at] for at in nearly_fastest(took, better)]
+        plain, *others = took
+        log.debug("%s: %s, cuBLAS %.1f us, others %s", gemm_key, made[gemm_key][0], plain, others)
     return made
 
 

@@ -26,21 +26,39 @@ def check_fused(name: str, rows: int, layers: Sequence[Linear]) -> None:
 
     layers  of one shape, with one GEMM for so many rows; name: theirs in a warning
     """
-    _check_gate(name, rows, [x for x in layers if isinstance(x, SwigluLinear)])
-    _check_norm(name, rows, layers)
-
-
-def _check_gate(name: str, rows: int, layers: Sequence[SwigluLinear]) -> None:
-    if not layers or layers[0].gating_gemm(rows) is None:
-        return
-    off = _gate_error(layers[0], rows)
+    gated = _gated(layers)
+    off = _error_of_gates(rows, gated)
     if not off <= LARGEST_ERROR:
         log.warning(
             "%s: the GEMM's own %s is not used: it differs by %.0f %%",
-            name, layers[0].gate, 100 * off,
+            name, gated[0].gate, 100 * off,
         )  # fmt: skip
-        for layer in layers:
+        for layer in gated:
             layer.may_gate = False
+    off = _error_of_norms(rows, layers)
+    if not off <= LARGEST_ERROR:
+        log.warning(
+            "%s: the GEMM's own norms are not used: they differ by %.0f %%", name, 100 * off
+        )
+        for layer in layers:
+            layer.may_norm = False
+
+
+def fused_is_right(rows: int, layers: Sequence[Linear]) -> bool:
+    """Whether check_fused would leave all to the GEMM of so many rows that the layers use."""
+    errors = _error_of_gates(rows, _gated(layers)), _error_of_norms(rows, layers)
+    return all(off <= LARGEST_ERROR for off in errors)
+
+
+def _gated(layers: Sequence[Linear]) -> list[SwigluLinear]:
+    return [layer for layer in layers if isinstance(layer, SwigluLinear)]
+
+
+def _error_of_gates(rows: int, layers: Sequence[SwigluLinear]) -> float:
+    """0 where no GEMM computes the activation."""
+    if not layers or layers[0].gating_gemm(rows) is None:
+        return 0.0
+    return _gate_error(layers[0], rows)
 
 
 def _gate_error(layer: SwigluLinear, rows: int) -> float:
@@ -59,23 +77,18 @@ def _gate_error(layer: SwigluLinear, rows: int) -> float:
     return _error(output, expected)
 
 
-def _check_norm(name: str, rows: int, layers: Sequence[Linear]) -> None:
+def _error_of_norms(rows: int, layers: Sequence[Linear]) -> float:
+    """0 where no GEMM does a part of norms."""
     if layers[0].norming_gemm(rows) is None:
-        return
-    off = _fused_norm_error(layers, rows)
-    if not off <= LARGEST_ERROR:
-        log.warning(
-            "%s: the GEMM's own norms are not used: they differ by %.0f %%", name, 100 * off
-        )
-        for layer in layers:
-            layer.may_norm = False
+        return 0.0
+    return _fused_norm_error(layers, rows)
 
 
 def _fused_norm_error(layers: Sequence[Linear], rows: int) -> float:
     """The larger one of those of sums and of norms, of all that the layers run."""
     from triton.runtime.errors import OutOfResources
 
-    gated = [layer for layer in layers if isinstance(layer, SwigluLinear)]
+    gated = _gated(layers)
     others = [layer for layer in layers if not isinstance(layer, SwigluLinear)]
     adding = [layer for layer in layers if layer.adds_to_residual]
     try:

@@ -115,6 +115,11 @@ class NormingGemm(GatingGemm):
     def adds_ranks(self, rows: int) -> bool:
         """Whether add_to takes a rank_sum of so many rows."""
 
+    def for_steps(self, weight: Any) -> Sequence[NormingGemm]:
+        """Configurations with the same compiled code that are to be compared in a step: their own
+        times do not show how long other kernels wait for memory behind them."""
+        return ()
+
     @abstractmethod
     def add_to(
         self,

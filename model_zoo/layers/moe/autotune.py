@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from model_zoo.layers.gemm.implementations import supports_kernels
+from model_zoo.layers.gemm.implementations import MAX_ROWS, supports_kernels
+from model_zoo.layers.gemm.in_step import CloseCandidates, nearly_fastest
 from model_zoo.layers.moe.experts import Experts
+from model_zoo.layers.moe.hopper.tiles import HopperTiles
 from model_zoo.layers.moe.tiles import BUCKETS, Tiles, candidates
 from model_zoo.quantization.weight_scheme import WeightScheme
 
@@ -54,16 +56,21 @@ class ExpertsKey:
 Times = Callable[[Sequence[Experts], Sequence[Tiles], int], Sequence[float]]
 
 
-def autotune_experts(model: nn.Module, *, seconds: float = 1.5, file: Path | None = None) -> None:
+def autotune_experts(
+    model: nn.Module, *, seconds: float = 1.5, file: Path | None = None
+) -> list[CloseCandidates]:
     """Set the fastest measured tiles for each of BUCKETS in all Experts of 16-bit values on CUDA.
 
     When and where to call it, and `file`, as for autotune_gemms.
 
     seconds  time limit; keys that are not reached use the first candidate until the next start
+
+    Returns what choose_in_step may choose otherwise: of what has been timed now, up to MAX_ROWS
+    tokens.
     """
     layers = layers_by_key(model)
     if not layers:
-        return
+        return []
     from model_zoo.layers.gemm import autotune_cache
     from model_zoo.layers.moe.timing import times
 
@@ -73,11 +80,35 @@ def autotune_experts(model: nn.Module, *, seconds: float = 1.5, file: Path | Non
     known = autotune_cache.read_choices(file, environment_key)
     choices = {key: found for key in layers if isinstance(found := known.get(str(key)), Tiles)}
     missing = {key: found for key, found in layers.items() if key not in choices}
-    made = choose(missing, times, seconds)
+    found = choose(missing, times, seconds)
+    made = {key: tiles[0] for key, tiles in found.items()}
     if made:
         written = {str(key): tiles for key, tiles in made.items()}
         autotune_cache.write_choices(file, environment_key, written)
     use(layers, choices | made)
+    close = [
+        _close_candidates(key, missing[key], tiles)
+        for key, tiles in found.items()
+        if key.tokens <= MAX_ROWS
+    ]
+    return [of_key for of_key in close if len(of_key.candidates) > 1]
+
+
+def _close_candidates(
+    key: ExpertsKey, layers: Sequence[Experts], found: Sequence[Tiles]
+) -> CloseCandidates:
+    """Tiles, each also in the configurations that differ only in a step."""
+    tried: list[Tiles] = []
+    for tiles in found:
+        tried.append(tiles)
+        if isinstance(tiles, HopperTiles):
+            tried += tiles.for_steps(layers[0].gate_up, layers[0].down)
+
+    def use_one(tiles: Tiles) -> None:
+        for experts in layers:
+            experts.update_tiles({key.tokens: tiles})
+
+    return CloseCandidates(str(key), key.tokens, layers, tried, use_one)
 
 
 def run_expert_candidates(model: nn.Module) -> None:
@@ -120,22 +151,20 @@ def layers_by_key(model: nn.Module) -> dict[ExpertsKey, list[Experts]]:
 
 def choose(
     layers: Mapping[ExpertsKey, Sequence[Experts]], times: Times, seconds: float
-) -> dict[ExpertsKey, Tiles]:
-    """The fastest tiles for each key within the time limit; the first unless clearly slower."""
+) -> dict[ExpertsKey, Sequence[Tiles]]:
+    """The fastest tiles for each key within the time limit, the first unless clearly slower; behind
+    them those of nearly_fastest()."""
     began = time.monotonic()
-    made: dict[ExpertsKey, Tiles] = {}
+    made: dict[ExpertsKey, Sequence[Tiles]] = {}
     for key, found in layers.items():
         if time.monotonic() - began > seconds:
             late = len(layers) - len(made)
             log.warning("%d of %d tiles of experts are not timed: no time", late, len(layers))
             break
         tiles = candidates(key.tokens, found[0])
-        first, *others = times(found, tiles, key.tokens)
-        best = min(range(len(others)), key=others.__getitem__, default=None)
-        made[key] = tiles[0]
-        if best is not None and others[best] < BETTER * first:
-            made[key] = tiles[1 + best]
-        log.debug("%s: %s of %.1f us and %s", key, made[key], first, others)
+        first, *others = took = times(found, tiles, key.tokens)
+        made[key] = [tiles[at] for at in nearly_fastest(took, BETTER)]
+        log.debug("%s: %s of %.1f us and %s", key, made[key][0], first, others)
     return made
 
 

@@ -179,6 +179,10 @@ class Experts(nn.Module):
         self.is_batch_invariant = batch_invariant
         self._tiles.set(tiles)
 
+    def update_tiles(self, tiles: Mapping[int, Tiles]) -> None:
+        """As TilesByTokens.update."""
+        self._tiles.update(tiles)
+
     def tiles_of(self, tokens: int) -> Tiles:
         """The tiles for so many tokens."""
         return self._tiles.of(tokens, self)

@@ -96,6 +96,10 @@ class TilesByTokens:
         assert set(tiles) <= set(BUCKETS)
         self._tiles = dict(tiles)
 
+    def update(self, tiles: Mapping[int, Tiles]) -> None:
+        """Set those of some numbers of tokens, and keep the others."""
+        self.set({**self._tiles, **tiles})
+
     def of(self, tokens: int, shape: ExpertShape) -> Tiles:
         place = min(bisect_left(BUCKETS, tokens), len(BUCKETS) - 1)
         found = self._tiles.get(BUCKETS[place])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -37,10 +37,11 @@ WARPS = 4  # that multiply, of a tile of up to 64 weight rows
 APART_COLUMNS = 512  # of four warps, 128 each
 APART_ROWS = 32  # of x
 APART_OUTPUTS = 8  # scales of four rows, and of four gates or ups, lie together
-# Less than gemm/implementations.IN_FLIGHT: units are smaller, and programs take longer to use one.
-# With 64 in place of 96 KiB a step of Qwen3-8B took an H200 1.77 ms in place of 1.80 in int4 with 8
-# rows, and 2.53 in place of 2.60 with fp8 blocks and one row.
-PACKED_IN_FLIGHT = 64 << 10
+# KiB.  Less than gemm/implementations.IN_FLIGHT: units are smaller, and programs take longer to use
+# one.  With 64 in place of 96 a step of Qwen3-8B took an H200 1.77 ms in place of 1.80 in int4 with
+# 8 rows of padding, and 2.53 in place of 2.60 with fp8 blocks and one; with 32 for the down
+# projections, int4, 8 rows after 1,150 tokens took 2.06 in place of 2.08.
+IN_FLIGHT, LESS_IN_FLIGHT = 64, 32
 REGISTERS = {1: 168, 2: 128, 3: 80}  # a thread, of so many programs on a multiprocessor
 
 
@@ -58,6 +59,7 @@ class SkinnyQuantizedGemm(NormingGemm):
     registers: int = 128  # a thread, of all warps: of REGISTERS
     sync: bool = False  # products by mma.sync instead of wgmma
     apart: bool = False  # likewise, of 4-bit weights: each warp has columns of its own, all rows
+    in_flight: int = IN_FLIGHT  # KiB of W that `resident` programs together ask for at once
 
     @property
     def fold(self) -> int:
@@ -135,6 +137,16 @@ class SkinnyQuantizedGemm(NormingGemm):
         """As NormingGemm.adds_ranks."""
         return False
 
+    def for_steps(self, weight: PackedWeight) -> list[SkinnyQuantizedGemm]:
+        """As NormingGemm.for_steps."""
+        less, bits = replace(self, in_flight=LESS_IN_FLIGHT), BITS[weight.kind]
+        return [less] if less.ahead(bits) < self.ahead(bits) else []
+
+    def ahead(self, bits: int) -> int:
+        """Units of so many bits a code that a program asks for at once."""
+        unit_bytes = self.block_n * self.block_k * bits // 8
+        return units_in_flight(unit_bytes, self.stages, self.resident, self.in_flight << 10)
+
     def multiply(
         self, x: Tensor | NormedRows, weight: PackedWeight, bias: Tensor | None, gate: Gate | None
     ) -> Tensor:
@@ -208,8 +220,6 @@ class SkinnyQuantizedGemm(NormingGemm):
         found = format_arguments(weight, x.dtype, inputs, self.sync, self.apart)
         row_scales = weight.scales if found.by_row else weight.row_scales
         box = self.block_n if gate is None else self.block_n // 2 // groups
-        unit_bytes = self.block_n * self.block_k * bits // 8
-        ahead = units_in_flight(unit_bytes, self.stages, self.resident, PACKED_IN_FLIGHT)
         parts, arrived = workspace(x.device)
         _skinny_quantized_gemm[(min(self.programs, units // self.split_units),)](
             tma_desc(weight.words, [box, columns * bits // 32]),
@@ -217,7 +227,7 @@ class SkinnyQuantizedGemm(NormingGemm):
             four_together(weight.scales, found.per_block),
             four_together(weight.zeros, found.per_block), row_scales, parts, arrived, out, bias,
             *norm_arguments(out, parts, source, total), rows, outputs, inputs, k_blocks,
-            self.split_units, ahead, -(-inputs // BLOCK),
+            self.split_units, self.ahead(bits), -(-inputs // BLOCK),
             **found.constants, GATE=gate or "", APART=self.apart, RAW=found.raw,
             NORMS=height <= NORM_ROWS, FOLD=fold, GROUPS=groups, STAGES=self.stages,
             X_STAGES=self.x_stages, SWIZZLE=found.swizzle,

@@ -23,6 +23,9 @@ class Ring(NamedTuple):
     resident: int = 1  # programs that fit an SM
     sync: bool = False
     apart: bool = False
+    # Whole tiles, at most one for each SM: with the sums of `apart` no second program fits an SM,
+    # although registers are for `resident`.
+    one_per_sm: bool = False
 
 
 # By bits of a code and the largest number of rows.  As many bytes of a weight row are twice the
@@ -34,6 +37,7 @@ RINGS = {
             Ring(64, 512, 3, 2, 3, sync=True, apart=True),
             Ring(64, 1024, 2, 2, 2, sync=True, apart=True),
             Ring(32, 1024, 4, 2, 2, sync=True, apart=True),
+            Ring(32, 1024, 5, 2, 2, sync=True, apart=True, one_per_sm=True),
             Ring(16, 1024, 6, 2, 2, sync=True),
         ),
         16: (
@@ -83,12 +87,19 @@ def skinny_candidates(
 
 
 def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[SkinnyQuantizedGemm]:
-    """With tiles split among programs; and with whole tiles if that keeps most programs busy."""
-    programs = processors * ring.resident
+    """With tiles split among programs; and with whole tiles if that keeps most programs busy.
+
+    While attention still runs, two programs of the next GEMM may begin on an SM that has room for
+    two, and other SMs get none: so where SMs suffice for all programs, a ring of `one_per_sm` is
+    tried, too.
+    """
+    programs = processors * (1 if ring.one_per_sm else ring.resident)
     registers = REGISTERS[ring.resident]
     tiles, blocks = math.ceil(outputs / ring.block_n), math.ceil(inputs / ring.block_k)
     waves = math.ceil(tiles / programs)
     used = math.ceil(tiles / waves)
+    if ring.one_per_sm and waves > 1:
+        return []
 
     def gemm(programs: int, split_units: int) -> SkinnyQuantizedGemm:
         return SkinnyQuantizedGemm(
@@ -96,7 +107,8 @@ def _of_ring(ring: Ring, processors: int, outputs: int, inputs: int) -> list[Ski
             registers, ring.sync, ring.apart,
         )  # fmt: skip
 
-    found = [gemm(programs, 1)] if ring.block_n >= 64 or ring.apart else []
+    splits = (ring.block_n >= 64 or ring.apart) and not ring.one_per_sm
+    found = [gemm(programs, 1)] if splits else []
     if tiles >= 0.8 * waves * programs or ring.block_n < 64:
         found.append(gemm(used, blocks))
     return found

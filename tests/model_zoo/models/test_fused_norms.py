@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_zoo.config import ModelConfig, read_config
 from model_zoo.layers.delta_net.block import DeltaNet
-from model_zoo.layers.gemm.check_fused import check_fused
+from model_zoo.layers.gemm.check_fused import check_fused, fused_is_right
 from model_zoo.layers.gemm.implementations import BUCKETS, SkinnyGemm
 from model_zoo.layers.linear import Linear
 from model_zoo.layers.linear_factory import LinearFactory
@@ -119,6 +119,22 @@ def test_layers_of_a_shortened_model_compute_the_norms_of_those_that_follow_in_i
     torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-4)
 
 
+def test_the_first_layers_run_by_themselves_and_then_all_again(tmp_path: Path):
+    model, config = model_of("qwen3", tmp_path, torch.float32, "cpu")
+    whole, layers = logits(model, config, torch.float32, "cpu"), list(model.layers)
+    assert len(layers) > 1
+    with model.first_layers(1):
+        assert list(model.layers) == layers[:1]
+        with model.shortened():
+            logits(model, config, torch.float32, "cpu")
+        assert list(model.layers) == layers[:1]
+        part = logits(model, config, torch.float32, "cpu")
+    assert not torch.equal(part, whole)
+    torch.testing.assert_close(logits(model, config, torch.float32, "cpu"), whole)
+    with model.first_layers(100):
+        assert list(model.layers) == layers
+
+
 @pytest.mark.parametrize("kind", ["qwen2-moe", "qwen3.5-moe-text", "gemma2", "gpt2"])
 def test_other_norms_have_a_kernel_of_their_own(kind: str, tmp_path: Path):
     """Of which a router reads the output, or which are around the sum, or LayerNorms."""
@@ -213,6 +229,8 @@ def test_a_start_leaves_norms_that_are_wrong_to_another_kernel(
         layer.bias.normal_(0, 0.2, generator=torch.Generator().manual_seed(1))
         layer.use_gemms({8: Wrong(what)})
         layer.precedes(RMSNorm(48, 1e-6, torch.float32), layer)
+    assert fused_is_right(8, layers) == (not what)
+    assert all(layer.may_norm for layer in layers), "it was only asked"
     check_fused("48 x 48", 8, layers)
     assert [layer.may_norm for layer in layers] == [not what] * 2
     assert ("the GEMM's own norms are not used" in caplog.text) == bool(what)

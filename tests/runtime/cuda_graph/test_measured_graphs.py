@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.pool import GraphPool
 from runtime.cuda_graph.step import StepTensors
+from runtime.scheduler.batch import make_batch
 from tests.support.engine.fake_graphs import CPU, NOTHING, FakeExecutor, let_no_capture_succeed
 
 
@@ -145,3 +147,75 @@ def test_the_pool_that_images_need_beside_the_largest_graph_is_counted_once(
     others = len(seeing.executor._buckets.graphs()) - 2
     assert seeing.executor.measure_graphs() == 1000 + 50 + 3 * others
     assert seeing.planner.bytes_per_graph == 3
+
+
+class Recorded:
+    """Graphs that are recorded, and replayed in turns, as the names of the choices before them."""
+
+    def __init__(self, graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        self.choice = ""
+        self.buckets: list[Bucket] = []
+        executor = graphs.executor
+        monkeypatch.setattr(executor.graphs, "_dry_run", self._dry_run)
+        monkeypatch.setattr(executor.graphs.pool, "record", self._record)
+        monkeypatch.setattr(executor.graphs.pool, "renew", lambda: self.done.append("renew"))
+        monkeypatch.setattr(executor, "forward", lambda batch: self.done.append("forward"))
+        monkeypatch.setattr(executor, "sample", lambda batch: self.done.append("sample"))
+        monkeypatch.setattr(module, "replayed_us", self._replayed)
+
+    def choices(self, *names: str) -> list[Callable[[], None]]:
+        return [lambda name=name: setattr(self, "choice", name) for name in names]
+
+    def _dry_run(self, bucket: Bucket) -> None:
+        self.buckets.append(bucket)
+        self.done.append("dry run")
+
+    def _record(self, run: Callable[[], object]) -> tuple[str, None]:
+        if self.choice == "fails":
+            raise self.error
+        self.done.append(f"record {self.choice}")
+        return self.choice, None
+
+    def _replayed(self, recorded: list[str], calls: int, replays: int) -> list[float]:
+        assert calls == 1 and replays >= 5
+        self.done.append(f"replay {' '.join(recorded)}")
+        return [float(len(name)) for name in recorded]
+
+    error: Exception = RuntimeError("operation not permitted when stream is capturing")
+
+
+def test_a_step_is_timed_with_each_choice_over_the_block_of_a_real_step(
+    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = Recorded(graphs, monkeypatch)
+    batch = make_batch(slots=[0], tokens=[0], q_lens=[1])
+    found = graphs.executor.step_times(batch, recorded.choices("one", "other"))
+    assert found == [3.0, 5.0]
+    step = graphs.planner.plan(batch, all_hidden_states=False)
+    assert recorded.buckets == [step.bucket] * 2 and step.bucket.decode
+    # Dry runs send a block of padding: the step comes after all of them.
+    assert recorded.done == [
+        "dry run", "record one", "dry run", "record other", "forward", "sample",
+        "replay one other", "renew",
+    ]  # fmt: skip
+
+
+def test_a_choice_after_which_no_step_can_be_captured_takes_infinitely_long(
+    graphs: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    triton_errors = pytest.importorskip("triton.runtime.errors", reason="Triton is not here")
+    recorded = Recorded(graphs, monkeypatch)
+    batch = make_batch(slots=[0], tokens=[0], q_lens=[1])
+    for error in (
+        RuntimeError("operation not permitted when stream is capturing"),
+        torch.OutOfMemoryError("no memory left"),
+        triton_errors.OutOfResources(300, 227, "shared memory"),
+    ):
+        recorded.error = error
+        recorded.done.clear()
+        found = graphs.executor.step_times(batch, recorded.choices("one", "fails", "other"))
+        assert found == [3.0, float("inf"), 5.0]
+        assert recorded.done[-1] == "renew" and recorded.choice == "one", "for the step between"
+        assert graphs.executor.step_times(batch, recorded.choices("fails", "one")) == []
+        assert recorded.done[-1] == "renew", "what was recorded is dropped"

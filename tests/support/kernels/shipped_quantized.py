@@ -93,6 +93,12 @@ def call_skinny(
     gemm.multiply(tensor(rows, INPUTS), packed, tensor(OUTPUTS), gate)
 
 
+def call_one_per_sm(name: str) -> None:
+    """The candidate of which one fits an SM, for a weight with a tile of rows for each."""
+    gemm = next(gemm for gemm in skinny_candidates(132, 8, 4096, INPUTS, 4) if gemm.stages == 5)
+    gemm.multiply(tensor(8, INPUTS), weight(name), tensor(OUTPUTS), None)
+
+
 def call_packed_many(name: str, width: int) -> None:
     PackedManyRowsGemm(width).run(tensor(512, INPUTS), weight(name), tensor(OUTPUTS))
 
@@ -202,6 +208,7 @@ for name in APART:
         QUANTIZED[f"skinny {name} apart {block_n} at {rows}"] = partial(
             call_skinny, name, rows, block_n, sync=True, apart=True
         )
+    QUANTIZED[f"one per SM {name}"] = partial(call_one_per_sm, name)
 for rows in (1, 16, 32):
     QUANTIZED[f"gated skinny int4 g128 apart 32 at {rows}"] = partial(
         call_skinny, "int4 g128", rows, 32, True, "silu", True

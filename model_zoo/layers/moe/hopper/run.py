@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention.common.dependent_launch import dependent_launch
 from attention.common.hopper import tma_desc
-from model_zoo.layers.gemm.implementations import TILES, units_in_flight, workspace
+from model_zoo.layers.gemm.implementations import TILES, workspace
 from model_zoo.layers.moe.align import AlignedPairs, align
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.moe.hopper.tiles import HEIGHT, HopperTiles
@@ -115,13 +115,12 @@ def _product(
     splits = tiles.down_splits if found is None and not gated else 1
     assert k_blocks % splits == 0
     box = [height, ring.columns * bits // (16 if bits == 16 else 32)]
-    unit_bytes = tiles.groups * HEIGHT * ring.columns * bits // 8
     _experts_product[(min(tiles.programs, most * splits * row_tiles),)](
         tma_desc(weight.words, box), tma_desc(x, [tiles.rows, ring.columns], weight.swizzle),
         *weight.tensors, *lists, scores, parts, workspace(x.device)[1], shared, shared_gate, out,
         found.pairs.shape[1] if found is not None else 1, stack.outputs, experts.inner,
         k_blocks // splits, row_tiles,
-        units_in_flight(unit_bytes, ring.stages, tiles.resident), -(-weight.columns // BLOCK),
+        tiles.ahead(bits, stack.inputs), -(-weight.columns // BLOCK),
         **weight.constants, ACTIVATION=experts.activation, SINGLE=found is None, GATED=gated,
         TOP_K=experts.top_k, SPLITS=splits, GROUPS=tiles.groups, STAGES=ring.stages,
         X_STAGES=ring.x_stages, SWIZZLE=weight.swizzle,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from model_zoo.layers.gemm.implementations import IN_FLIGHT, units_in_flight
 from model_zoo.layers.moe.expert_stack import ExpertStack
 from model_zoo.layers.quantized_gemm.hopper.arguments import SYNC_ROWS
 from model_zoo.quantization.quantized_weight import BITS
@@ -18,6 +19,8 @@ SHARED_BYTES = {1: 216 << 10, 2: 104 << 10, 3: 66 << 10}
 WIDEST_ROWS = 128
 WIDE_ROWS, WIDE_BYTES = 64, 200 << 10  # of more rows the epilogue takes 16 KiB
 REGISTERS = {1: 168, 2: 128, 3: 80}  # of a thread, likewise
+# KiB, in place of IN_FLIGHT, that are tried in a step: of GEMMs of 4 bits fewer are better there.
+LESS_IN_FLIGHT = 48
 MAX_SPLITS = 4  # of K: each has an output of its own to add
 
 
@@ -40,6 +43,7 @@ class HopperTiles:
     resident: int  # of an SM, 1 to 3
     sync: bool = False  # products of packed weights by mma.sync
     down_splits: int = 1  # of one token's second product: parts of K, with tiles of their own
+    in_flight: int = IN_FLIGHT >> 10  # KiB of W that the programs of an SM ask for at once
 
     @property
     def registers(self) -> int:
@@ -59,6 +63,20 @@ class HopperTiles:
         room = SHARED_BYTES[self.resident] if self.rows <= WIDE_ROWS else WIDE_BYTES
         room -= x_stages * self.rows * columns * 2
         return Ring(columns, min(MAX_STAGES, max(0, room) // of_w), x_stages)
+
+    def ahead(self, bits: int, inputs: int) -> int:
+        """Units of a ring() that a program asks for at once."""
+        ring = self.ring(bits, inputs)
+        unit_bytes = self.groups * HEIGHT * ring.columns * bits // 8
+        return units_in_flight(unit_bytes, ring.stages, self.resident, self.in_flight << 10)
+
+    def for_steps(self, gate_up: ExpertStack, down: ExpertStack) -> list[HopperTiles]:
+        """Tiles with the same compiled code, which are to be compared in a step, as
+        NormingGemm.for_steps."""
+        less = replace(self, in_flight=LESS_IN_FLIGHT)
+        products = [(_bits(stack), stack.inputs) for stack in (gate_up, down)]
+        differ = any(less.ahead(*product) < self.ahead(*product) for product in products)
+        return [less] if differ else []
 
     def serves(self, tokens: int, gate_up: ExpertStack, down: ExpertStack) -> bool:
         """Whether these experts of 16-bit values are multiplied for so many tokens."""
@@ -107,6 +125,11 @@ def hopper_candidates(
     return list(dict.fromkeys(found))
 
 
+def _bits(stack: ExpertStack) -> int:
+    """Of a stored weight."""
+    return 16 if stack.packed is None else BITS[stack.packed.scheme.kind]
+
+
 def _splits(tiles: HopperTiles, top_k: int, down: ExpertStack) -> int:
     """The parts of K by which programs have the most equal shares of one token's tiles.
 
@@ -114,8 +137,7 @@ def _splits(tiles: HopperTiles, top_k: int, down: ExpertStack) -> int:
     tiles leave half of the programs idle.  The first product's sums would have to be added before
     the activation, which takes longer than it saves.
     """
-    bits = 16 if down.packed is None else BITS[down.packed.scheme.kind]
-    units = math.ceil(down.inputs / tiles.ring(bits, down.inputs).columns)
+    units = math.ceil(down.inputs / tiles.ring(_bits(down), down.inputs).columns)
     count = top_k * math.ceil(down.outputs / (HEIGHT * tiles.groups))
     tried = [s for s in range(1, MAX_SPLITS + 1) if units % s == 0]
     # The largest share of a program, in tiles of whole rows.

@@ -64,7 +64,7 @@ def place(rows: int) -> GemmKey:
 )
 def test_cublas_stays_unless_another_is_clearly_faster(microseconds: list[float], chosen: GemmImpl):
     found = choose({place(1): [layer()]}, lambda _: WAYS, lambda *_: microseconds, 60.0)
-    assert found == {place(1): chosen}
+    assert found[place(1)][0] == chosen
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_gated_gemm_is_to_be_faster_by_what_it_may_lose_under_load(
     found = choose(
         {many: [layer(32)]}, lambda _: [UnfusedSwiglu(), SwigluGemm()], lambda *_: microseconds, 9
     )
-    assert found == {many: chosen}
+    assert found[many][0] == chosen
 
 
 def test_gated_layers_have_shapes_of_many_rows_the_most_first(monkeypatch: pytest.MonkeyPatch):
@@ -122,7 +122,7 @@ def test_gemms_of_gated_layers_are_timed_with_their_activation():
 
 def test_a_shape_with_one_implementation_gets_it():
     found = choose({place(1): [layer()]}, lambda _: WAYS[:1], lambda *_: [0.0], 60.0)
-    assert found == {place(1): CublasGemm()}
+    assert found == {place(1): [CublasGemm()]}
 
 
 def test_places_that_come_too_late_are_left_out_and_logged(caplog: pytest.LogCaptureFixture):

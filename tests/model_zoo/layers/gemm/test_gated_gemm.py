@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from model_zoo.layers.gemm.candidates import gemm_candidates
-from model_zoo.layers.gemm.check_fused import check_fused
+from model_zoo.layers.gemm.check_fused import check_fused, fused_is_right
 from model_zoo.layers.gemm.implementations import (
     BUCKETS,
     Gate,
@@ -249,6 +249,8 @@ def test_a_start_leaves_a_gate_that_is_wrong_to_another_kernel(
 ):
     first, second = gated_layer(OwnGate(factor)), gated_layer(OwnGate(factor))
     other = Linear(16, 48, bias=False, dtype=torch.float32)  # of the same shape
+    assert fused_is_right(8, [other, first, second]) == kept
+    assert first.may_gate and second.may_gate, "it was only asked"
     for rows in (8, 16):
         check_fused("48 x 16", rows, [other, first, second])
     assert first.may_gate == second.may_gate == kept

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from model_zoo.layers.gemm import autotune_cache
 from model_zoo.layers.gemm.autotune_cache import read_choices, sources, write_choices
 from model_zoo.layers.gemm.implementations import CublasGemm
 from model_zoo.layers.linear_factory import LinearFactory
@@ -25,6 +26,8 @@ from model_zoo.layers.moe.timing import is_right, random_routing
 from model_zoo.moe_config import MoEConfig, RouterConfig, Scoring
 from tests.support.kernels.expert_cases import exactly, make_experts, routing
 from tests.support.kernels.uninterpreted import run_uninterpreted
+
+TRIED = [ExpertTiles(*[16] * 9), HopperTiles(8, 1, 396, 3, sync=True)]
 
 
 def some_experts(device: str = "cpu", **fields: object) -> Experts:
@@ -66,7 +69,8 @@ def test_the_first_tiles_stay_unless_others_are_clearly_faster():
         better = 9.0 if tokens == 4 else 9.9
         return [10.0] * (len(tiles) - 1) + [better]
 
-    made = choose(layers_by_key(experts), times, 60.0)
+    found = choose(layers_by_key(experts), times, 60.0)
+    made = {key: tiles[0] for key, tiles in found.items()}
     by_tokens = {key.tokens: tiles for key, tiles in made.items()}
     assert by_tokens[1] == candidates(1, experts)[0]
     assert by_tokens[4] == candidates(4, experts)[-1]
@@ -74,6 +78,31 @@ def test_the_first_tiles_stay_unless_others_are_clearly_faster():
     assert experts.tiles_of(3) == experts.tiles_of(4) == by_tokens[4]
     assert experts.tiles_of(2) == by_tokens[4] and experts.tiles_of(5) == by_tokens[FEW]
     assert experts.tiles_of(5000) == candidates(5000, experts)[0]
+
+
+@pytest.mark.usefixtures("with_kernels")
+def test_tiles_of_some_numbers_of_tokens_are_replaced_in_a_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """Those of up to 64 tokens, of which some take as long as the first ones."""
+    monkeypatch.setattr(timing, "times", lambda layers, tiles, tokens: [5.0] * len(tiles))
+    monkeypatch.setattr(choosing, "candidates", lambda tokens, experts: TRIED)
+    monkeypatch.setattr(autotune_cache, "environment_key", lambda device: "gpu, here")
+    sizes = {"hidden": 1024, "inner": 512, "weights": "mxfp4"}
+    layers = [some_experts(**sizes), some_experts(**sizes)]
+    close = autotune_experts(nn.ModuleList(layers), file=tmp_path / "products.json")
+    assert all(of_tokens.layers == layers for of_tokens in close)
+    assert [of_tokens.rows for of_tokens in close] == [1, 4, 8, 16, 32, 64]
+    first = layers[0]
+    assert isinstance(TRIED[1], HopperTiles)
+    less = TRIED[1].for_steps(first.gate_up, first.down)
+    assert close[2].candidates == [TRIED[0], TRIED[1], *less] and len(less) == 1
+    close[2].use(TRIED[1])
+    for experts in layers:
+        assert experts.tiles_of(8) == TRIED[1]
+        assert experts.tiles_of(4) == experts.tiles_of(16) == TRIED[0]
+    written = read_choices(tmp_path / "products.json", "gpu, here")
+    assert written[close[2].name] == TRIED[0], "until a step has been timed"
 
 
 @pytest.mark.usefixtures("with_kernels")

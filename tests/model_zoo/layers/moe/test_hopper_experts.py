@@ -142,6 +142,38 @@ def test_packed_experts_of_every_kind_are_converted(device: str, sync: bool, nam
 
 @on_cpu
 @pytest.mark.usefixtures("on_interpreter")
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_products_are_right_with_fewer_units_in_flight_than_the_rings_have(
+    device: str, tokens: int
+):
+    experts = some_experts(device, BF16, num_experts=3, hidden=1024, inner=640, weights="mxfp4")
+    few = replace(SMALL, in_flight=1)
+    assert few.ahead(4, 1024) == few.ahead(4, 640) == 1 < SMALL.ahead(4, 1024)
+    check(experts, tokens, few)
+
+
+@pytest.mark.parametrize(
+    ("weights", "tiles", "units", "fewer"),
+    [
+        ("mxfp4", HopperTiles(8, 1, 396, 3, sync=True), 2, 1),
+        ("fp8 block", HopperTiles(8, 1, 264, 2), 3, 2),
+        (None, HopperTiles(8, 2, 132, 1), 3, 2),
+    ],
+)
+def test_fewer_units_in_flight_are_compared_in_steps(
+    weights: str | None, tiles: HopperTiles, units: int, fewer: int
+):
+    experts = experts_of(weights)
+    products = [({None: 16, "fp8 block": 8, "mxfp4": 4}[weights], experts.hidden)]
+    [less] = tiles.for_steps(experts.gate_up, experts.down)
+    assert [tiles.ahead(*product) for product in products] == [units]
+    assert [less.ahead(*product) for product in products] == [fewer]
+    assert replace(less, in_flight=tiles.in_flight) == tiles
+    assert not less.for_steps(experts.gate_up, experts.down)
+
+
+@on_cpu
+@pytest.mark.usefixtures("on_interpreter")
 @pytest.mark.parametrize("activation", ["silu_mul", "gelu_tanh_mul", "clamped_swiglu"])
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_activations_biases_and_the_shared_expert(device: str, tokens: int, activation: Activation):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from model_zoo.layers.quantized_gemm.packed_many_rows import WIDTHS
-from tests.support.kernels.shipped_quantized import FORMATS, QUANTIZED
+from tests.support.kernels.shipped_quantized import APART, FORMATS, QUANTIZED
 from tests.support.kernels.uninterpreted import run_uninterpreted
 from tests.support.paths import ROOT
 
@@ -214,6 +214,15 @@ def test_warps_with_columns_of_their_own_read_words_and_x_once(
     assert count(operations, "HMMA") == products + of_x
     assert not without or count(operations, "HADD2") <= 8, "128 a unit, were they subtracted"
     assert count(hot, "MOV", "IMAD.MOV") <= max(70 * words // 8, 90), "halves stay together"
+
+
+@pytest.mark.parametrize("name", APART)
+def test_no_two_programs_of_one_tile_for_each_multiprocessor_share_one(
+    shipped: dict[str, list[dict[str, Any]]], name: str
+):
+    (alone,), (others,) = shipped[f"one per SM {name}"], shipped[f"skinny {name} apart 32 at 8"]
+    assert alone["resident"] == 1 and others["resident"] == 2
+    assert alone["registers"] == others["registers"] and not count(alone["hot"], "LDL", "STL")
 
 
 @pytest.mark.parametrize("width", WIDTHS)

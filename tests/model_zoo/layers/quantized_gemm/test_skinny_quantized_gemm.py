@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from model_zoo.layers.gemm.implementations import units_in_flight, workspace
-from model_zoo.layers.quantized_gemm import skinny
+from model_zoo.layers.gemm.implementations import SHARED_BYTES, workspace
 from model_zoo.layers.quantized_gemm.hopper.arguments import format_arguments
 from model_zoo.layers.quantized_gemm.packed_weight import pack
 from model_zoo.layers.quantized_gemm.skinny import SkinnyQuantizedGemm, multiplies
@@ -135,14 +134,12 @@ def test_whole_tiles_two_warpgroups_and_stacked_runs_are_right(
 
 
 @pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize("in_flight", [1, 20 << 10])
+@pytest.mark.parametrize(("in_flight", "units"), [(1, 1), (20, 2), (64, 4)])
 def test_products_are_right_with_fewer_units_in_flight_than_the_ring_has(
-    in_flight: int, monkeypatch: pytest.MonkeyPatch
+    in_flight: int, units: int
 ):
-    monkeypatch.setattr(skinny, "PACKED_IN_FLIGHT", in_flight)
-    gemm = SkinnyQuantizedGemm(64, 256, 4, 3, x_stages=2)
-    unit_bytes = 64 * 256 // 2
-    assert units_in_flight(unit_bytes, gemm.stages, gemm.resident, in_flight) < gemm.stages
+    gemm = SkinnyQuantizedGemm(64, 256, 4, 3, x_stages=2, in_flight=in_flight)
+    assert gemm.ahead(4) == units
     weight = quantized("int4 g128", 150, 1536)
     check(gemm, numbers("cpu", BF16, 5, 1536), weight, numbers("cpu", BF16, 150))
 
@@ -193,6 +190,43 @@ def test_columns_of_their_own_are_tried_for_up_to_32_rows_of_4_bits():
         gemms = skinny_candidates(132, rows, 6144, 4096, 4)
         assert any(gemm.apart for gemm in gemms) == expected
     assert not APART.serves(33, 64, 512, pack(quantized("int4 g128", 64, 512)))
+
+
+def test_fewer_units_in_flight_are_compared_in_steps_where_they_are_fewer():
+    int4, int8 = (pack(quantized(name, 64, 1024)) for name in ("int4 g128", "int8 row"))
+    gemm = SkinnyQuantizedGemm(32, 1024, 4, 264, 1, 2, 128, sync=True, apart=True)
+    assert gemm.resident == 2 and gemm.ahead(4) == 2
+    [less] = gemm.for_steps(int4)
+    assert less.ahead(4) == 1 and replace(less, in_flight=gemm.in_flight) == gemm
+    assert not gemm.for_steps(int8), "a unit has 32 KiB, as many as the two may ask for"
+    assert not less.for_steps(int4)
+
+
+def test_the_kernel_is_told_how_many_units_to_ask_for(monkeypatch: pytest.MonkeyPatch):
+    asked: list[object] = []
+
+    class Kernel:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *arguments, **options: asked.extend(arguments)
+
+    kernels = pytest.importorskip("model_zoo.layers.quantized_gemm.skinny_hopper")
+    monkeypatch.setattr(kernels, "_skinny_quantized_gemm", Kernel())
+    monkeypatch.setattr(SkinnyQuantizedGemm, "ahead", lambda gemm, bits: 7777 + bits)
+    SPLIT.run(numbers("cpu", BF16, 5, 1536), pack(quantized("int4 g128", 64, 1536)), None)
+    assert [number for number in asked if isinstance(number, int) and number > 7000] == [7781]
+
+
+def test_where_there_is_at_most_a_tile_for_each_multiprocessor_a_ring_leaves_no_room_for_two():
+    def of_ring(outputs: int, inputs: int) -> list[SkinnyQuantizedGemm]:
+        found = skinny_candidates(132, 8, outputs, inputs, 4)
+        return [gemm for gemm in found if (gemm.block_n, gemm.stages) == (32, 5)]
+
+    [down] = of_ring(4096, 12288)
+    assert down.programs == 128 and down.split_units == 12 and down.apart
+    assert down.resident == 2, "registers leave room for other kernels"
+    sums = 4 * 4 * 32 * 8
+    assert 2 * (down.shared_bytes(8, 4) + sums) > SHARED_BYTES
+    assert not of_ring(6144, 4096), "192 tiles"
 
 
 def each_product(
