@@ -86,7 +86,8 @@ class MemoryProfiler:
     def choose_in_steps(self, close: Sequence[CloseCandidates]) -> None:
         """Of kernels of nearly the same time, use those with which steps are shortest.
 
-        Other ranks would have to run the same steps, and to choose the same: so there is only one.
+        A rank of a divided model keeps what it has timed by itself: the others would have to run
+        the same steps, and to choose the same.
         """
         if self._ranks.size > 1:
             return

@@ -24,7 +24,7 @@ from torch import nn
 # Of the fastest candidate's time: up to here another one may be faster in a step.  On H200s GEMMs
 # that were, with 1 and 8 rows, had taken up to 6 % longer by themselves.
 NEARLY = 1.08
-MOST_OTHERS = 2  # candidates that are compared with the fastest one
+MAX_CANDIDATES = 3  # that are compared, the chosen one included
 # Of the step's time, and in microseconds: less is within what two measurements differ by.
 BETTER, LEAST_US = 0.997, 1.0
 log = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ StepTimes = Callable[[int, Sequence[Callable[[], None]]], Sequence[float]]
 
 def nearly_fastest(took: Sequence[float], better: float) -> list[int]:
     """Places in `took`: that of the fastest, if it takes less than `better` of the first one's
-    time, and else the first; then MOST_OTHERS at most that take up to NEARLY times as long, the
-    fastest first."""
+    time, and else the first; then those that take up to NEARLY times as long, the fastest
+    first, MAX_CANDIDATES in all at most."""
     order = sorted(range(len(took)), key=took.__getitem__)
     chosen = order[0] if took[order[0]] < better * took[0] else 0
     most = min(NEARLY * took[chosen], sys.float_info.max)  # infinite: what cannot run
     close = [at for at in order if at != chosen and took[at] <= most]
-    return [chosen, *close[:MOST_OTHERS]]
+    return [chosen, *close][:MAX_CANDIDATES]
 
 
 def choose_in_step(
