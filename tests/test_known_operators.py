@@ -133,3 +133,15 @@ def test_a_number_is_of_the_type_that_is_asked_for():
                     continue
                 assert found.dtype is dtype and found.handle.data.shape == (1,)
                 assert found.handle.data.dtype == np.dtype(interpreter._get_np_dtype(dtype))
+
+
+def test_a_result_has_the_type_of_its_own_operands_handles():
+    """That of a comparison is what was compared: floats at first, then integers."""
+    noise = np.random.default_rng(0)
+    both = known_operator("__and__", ORIGINALS["__and__"])
+    assert both is not None
+    for dtype in (tl.float32, tl.int32, tl.float32):
+        numbers = random_tensor(dtype, (), noise)
+        compared = ORIGINALS["__lt__"](numbers, numbers, _semantic=semantic)
+        wanted = ORIGINALS["__and__"](compared, compared, _semantic=semantic)
+        assert both(compared, compared).handle.dtype == wanted.handle.dtype

@@ -12,7 +12,7 @@ from attention.backend import Backend
 from attention.kv_pool import KVPool
 from runtime.config import ResolvedConfig
 from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.buffers import OutputCopy, StepBuffers
+from runtime.cuda_graph.buffers import StepBuffers, StepOutputs
 from runtime.cuda_graph.encoder_graphs import EncoderGraphs
 from runtime.cuda_graph.graphs import Graphs
 from runtime.cuda_graph.launch import (
@@ -90,14 +90,14 @@ class GraphExecutor:
         self.graph_counts = self.planner.counts
         self.image_counts = ImageCounts() if images is None else images.counts
         self.announce: Announce | None = None
-        self._clock = StepClock.of(device)
+        self._clock = StepClock(self._buffers.new_event)
         self._span: StepSpan | None = None  # of the last step
         self._batch: Batch | None = None  # of the last step
         # Of a model that is divided: a rank whose capture failed would not take part in the sums of
         # the others' replays, and all its later sums would be theirs of a step before.
         self.must_capture = False
         self._outputs: StepTensors | None = None
-        self._row_outputs: OutputCopy | None = None
+        self._row_outputs: StepOutputs | None = None
         self._deferred: DeferredRows | None = None
         self._prompt_outputs: StepPromptOutputs | None = None
 
@@ -163,7 +163,7 @@ class GraphExecutor:
         return not self.planner.is_complete
 
     def forward(self, batch: Batch) -> None:
-        """Queue the step of a batch, and the copy of its tokens to the host."""
+        """Queue the step of a batch, which writes its tokens into the host's memory."""
         all_hidden_states = False
         if batch.new_rows or self._prompts.prompts:
             all_hidden_states = self._prompts.needs_all_hidden_states(batch)
@@ -237,7 +237,6 @@ class GraphExecutor:
             found = self._images.prepare(batch, launch.bucket.tokens)
             assert launch.bucket.images == (found is not None), "ranks have the same images"
         self._outputs = self._run_step(launch)
-        self._row_outputs = self._step.output_ring.fetch(launch.bucket.rows)
         self._prompt_outputs = None
         if self._prompts.prompts:
             self._prompt_outputs = self._prompts.compute(
@@ -246,7 +245,8 @@ class GraphExecutor:
                 self._model.logits,
                 all_hidden_states=launch.all_hidden_states,
             )
-        self._span = self._clock.end()
+        self._row_outputs = self._buffers.end(launch.bucket.rows)
+        self._span = self._clock.end(self._row_outputs.ended)
 
     def _run_step(self, launch: StepLaunch) -> StepTensors:
         """From the bucket's graph; without, if it could be captured elsewhere and not here."""
@@ -271,5 +271,8 @@ class GraphExecutor:
         self._buffers.send(bucket, EMPTY_BATCH, NO_ROWS, NO_ROWS, [], self._sampler.state)
         if self._images is not None and bucket.images:
             self._images.buffers.clear(bucket.tokens)
-        with self._model.shortened():
-            self._step.run(bucket)
+        try:
+            with self._model.shortened():
+                self._step.run(bucket)
+        finally:  # without memory, too, the copy of the block is under way
+            self._buffers.end(bucket.rows)

@@ -4,7 +4,7 @@
                 parameters of new sequences in their slots
     plan        of the attention back end, from the lengths on the device
     model       hidden states and logits of each row's last token
-    sample      tokens of the unconstrained rows, into their slots and the output ring
+    sample      tokens of the unconstrained rows, into their slots and the host's memory
 
 Everything that differs from step to step is read on the device, where the host has copied it before
 (buffers.py).  Tests call the same function on a CPU, with interpreted kernels.
@@ -23,7 +23,7 @@ from attention.metadata import AttentionMetadata
 from model_zoo.inputs import ModelInput
 from runtime.cuda_graph import prepare
 from runtime.cuda_graph.buckets import Bucket, Buckets
-from runtime.cuda_graph.buffers import Layout, OutputRing, StepBuffers
+from runtime.cuda_graph.buffers import Layout, StepBuffers
 from runtime.executor.image_buffers import StepImageBuffers
 from runtime.executor.protocols import ModelProtocol
 from runtime.executor.slots import SlotTables
@@ -76,7 +76,6 @@ class GraphStep:
         # Those of each group begin at multiples of 16 bytes, for which kernels are compiled.
         self._slot_mappings = numbers(groups, _even(max_tokens, 2))
         self._row_pages = numbers(groups, _even(max_rows, 4), max_pages, dtype=torch.int32)
-        self.output_ring = OutputRing(max_rows, buffers.block.device)
 
     @torch.inference_mode()
     def run(self, bucket: Bucket, *, all_hidden_states: bool = False) -> StepTensors:
@@ -116,7 +115,8 @@ class GraphStep:
             inp.meta.cache_seqlens,  # the sampled token's position follows the stored ones
             self._sampler,
             self._slots.last_token,
-            *self.output_ring.outputs(bucket.rows),
+            *self._buffers.outputs(bucket.rows),
+            layout.output(self._block),
         )
         return StepTensors(hidden, logits)
 

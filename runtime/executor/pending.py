@@ -1,4 +1,4 @@
-"""A queued step: its outputs, which are being copied to the host, and how long the GPU takes.
+"""A queued step: its outputs, on their way to the host, and how long the GPU takes.
 
 The host reads the results of a step after it has queued the next one.  If that takes longer than
 the step, as it does where the next one runs stages of the image encoder without a CUDA graph, the
@@ -8,8 +8,8 @@ StepClock asks the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -76,40 +76,62 @@ class DeviceEvent(Protocol):
 
     def synchronize(self) -> None: ...
 
-    def elapsed_time(self, other: Any, /) -> float: ...  # another such event
+    def elapsed_time(self, other: Any, /) -> float: ...  # another event of its type
 
 
-class StepClock:
-    def __init__(self, pairs: Sequence[tuple[DeviceEvent, DeviceEvent]]) -> None:
-        """pairs: of events, each for one step in flight; none: steps are not timed"""
-        self._pairs = pairs
-        self._next = 0
+Event = TypeVar("Event", bound=DeviceEvent)
+
+
+class StepClock(Generic[Event]):
+    """Of steps that are queued one after the other.  A GPU takes microseconds for an event: while
+    the step before runs, its end is where the next one begins."""
+
+    def __init__(self, new_event: Callable[[], Event] | None) -> None:
+        """None: steps are not timed"""
+        self._begins: list[Event] = []
+        self._ends: list[Event] = []
+        if new_event is not None:
+            self._begins = [new_event() for _ in range(MAX_IN_FLIGHT)]
+            self._ends = [new_event() for _ in range(MAX_IN_FLIGHT)]
+        self._steps = 0
+        self._began: Event | None = None
+        self._ended: Event | None = None  # of the last step
 
     @staticmethod
-    def of(device: torch.device) -> StepClock:
+    def of(device: torch.device) -> StepClock[torch.cuda.Event]:
         """Of a GPU's current stream; a CPU has none."""
         if device.type != "cuda":
-            return StepClock([])
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2 * MAX_IN_FLIGHT)]
-        return StepClock(list(zip(events[::2], events[1::2], strict=True)))
+            return StepClock(None)
+        return StepClock(lambda: torch.cuda.Event(enable_timing=True))
 
     def begin(self) -> None:
         """Before anything of a step is queued: it begins then, or when the one before has ended."""
-        if self._pairs:
-            self._next = (self._next + 1) % len(self._pairs)
-            self._pairs[self._next][0].record()
+        if not self._begins:
+            return
+        self._steps += 1
+        if self._ended is not None and not self._ended.query():
+            self._began = self._ended
+            return
+        self._began = self._begins[self._steps % MAX_IN_FLIGHT]
+        self._began.record()
 
-    def end(self) -> StepSpan | None:
-        """When all of the step that begin() began is queued."""
-        if not self._pairs:
+    def end(self, ended: Event | None = None) -> StepSpan | None:
+        """When all of the step that begin() began is queued.
+
+        ended: an event that is recorded after it; None: one is recorded here
+        """
+        if not self._begins:
             return None
-        began, ended = self._pairs[self._next]
-        ended.record()
-        return StepSpan(began, ended)
+        if ended is None:
+            ended = self._ends[self._steps % MAX_IN_FLIGHT]
+            ended.record()
+        assert self._began is not None
+        self._ended = ended
+        return StepSpan(self._began, ended)
 
 
 class StepSpan:
-    """The time of one step, until MAX_IN_FLIGHT more have begun."""
+    """The time of one step, until MAX_IN_FLIGHT - 1 more have ended."""
 
     def __init__(self, began: DeviceEvent, ended: DeviceEvent) -> None:
         self._began, self._ended = began, ended

@@ -36,6 +36,10 @@ class PackedLayout:
         self.num_bytes += -(-length // ALIGNMENT) * ALIGNMENT
         return offset
 
+    def offset(self, index: int) -> int:
+        """Of a tensor in the buffer, in bytes."""
+        return self._tensors[index][0]
+
     def views(self, buffer: Tensor) -> list[Tensor]:
         """The tensors, as views of buffer [num_bytes] uint8 on any device."""
         return [

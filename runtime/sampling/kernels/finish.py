@@ -2,7 +2,8 @@
 #   grid      (R,)
 #   reads     maxima, sums [R, groups] of scan_groups; 256 logits of the row.  For rows with
 #             filters the output of filter_rows: the token, or kept sums and the threshold
-#   writes    tokens, usable [R]; last_token [slots]; counts [slots, V] of rows with penalties.
+#   writes    tokens, usable [R], of which `output` tells the place, and which may be in pinned
+#             memory of the host; last_token [slots]; counts [slots, V] of rows with penalties.
 #             Where all logits are -inf, so that no token is allowed, tokens gets -1 and last_token
 #             any id: a step that is already queued may read it
 #   skips     rows whose slot is negative: they get token -1, and are usable if their first 256
@@ -79,7 +80,15 @@ def _search_groups(
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=["slots", "positions", "last_token", "tokens_out", "usable_out"]
+    do_not_specialize=["stride_tokens", "stride_usable"],
+    do_not_specialize_on_alignment=[
+        "slots",
+        "positions",
+        "last_token",
+        "tokens_out",
+        "usable_out",
+        "output",
+    ],
 )
 def finish_rows(
     logits,
@@ -94,9 +103,12 @@ def finish_rows(
     last_token,
     tokens_out,
     usable_out,
+    output,
     stride_logits,
     vocab,
     num_groups,
+    stride_tokens,
+    stride_usable,
     PADDED: tl.constexpr,  # groups, rounded up to a power of two
     IN_PROMPT: tl.constexpr,
     DEPENDENT: tl.constexpr,
@@ -105,6 +117,9 @@ def finish_rows(
     if DEPENDENT:
         start_successor_and_wait()
     slot = tl.load(slots + place).to(tl.int64)
+    which = tl.load(output)
+    tokens_out += which * stride_tokens
+    usable_out += which * stride_usable
     if slot < 0:
         tl.store(tokens_out + place, -1)
         index = tl.arange(0, GROUP)

@@ -41,6 +41,7 @@ def sample(
     last_token: Tensor,
     tokens_out: Tensor,
     usable_out: Tensor,
+    output: Tensor | None = None,
 ) -> None:
     """Sample a token for each row of logits [R, vocab] bf16, fp16 or fp32; a graph may capture it.
 
@@ -51,12 +52,21 @@ def sample(
                 that no token is allowed
     usable_out: [R] int8 or bool; false where a logit is NaN or +inf, and the token means nothing;
                 in rows without a slot 256 logits are checked
+    output:     [1] int32: of tokens_out and usable_out [N, R], the one that is written
     Also counts the token in rows with penalties.  Needs 12 bytes of scratch for
     256 logits, and 2 KB a row.
     """
     num_rows, vocab = logits.shape
     assert logits.dtype in SHIFTS and logits.stride(1) == 1 and vocab == state.vocab_size
-    assert slots.shape == positions.shape == tokens_out.shape == usable_out.shape == (num_rows,)
+    assert slots.shape == positions.shape == (num_rows,)
+    places = () if output is None else (len(tokens_out),)
+    assert tokens_out.shape == usable_out.shape == (*places, num_rows)
+    assert tokens_out.stride(-1) == usable_out.stride(-1) == 1
+    strides = 0, 0
+    if output is None:
+        output = positions  # of any numbers, which are multiplied by zero
+    else:
+        strides = tokens_out.stride(0), usable_out.stride(0)
     assert slots.dtype == positions.dtype == torch.int32
     if num_rows == 0:
         return
@@ -83,7 +93,7 @@ def sample(
         PADDED=padded, CHUNK=FILTER_CHUNK, STAGES=FILTER_STAGES, num_warps=FILTER_WARPS, **options,
     )  # fmt: skip
     finish_rows[(num_rows,)](
-        *inputs, found, thresholds, last_token, tokens_out, usable_out, *sizes,
+        *inputs, found, thresholds, last_token, tokens_out, usable_out, output, *sizes, *strides,
         PADDED=padded, num_warps=FINISH_WARPS, **options,
     )  # fmt: skip
 

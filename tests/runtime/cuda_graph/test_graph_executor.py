@@ -59,7 +59,7 @@ class HostExecutor:
     def sent_slots(self) -> list[int]:
         """Of the new sequences in the block of the last step; -1 is none."""
         layout = Layout.of(self.steps[-1][0])
-        _, new_rows, _, _ = layout.packed.views(self.executor._buffers.block.view(torch.uint8))
+        _, _, new_rows, _, _ = layout.packed.views(self.executor._buffers.block.view(torch.uint8))
         return new_rows[:, 0].tolist()
 
     def column(self, index: int) -> list[int]:

@@ -307,3 +307,25 @@ def test_a_captured_launch_follows_what_its_tensors_hold() -> None:
         graph.replay()
         assert tokens.tolist() == again.run(logits, used, where)[0]
     assert torch.equal(kernels.state.counts, again.state.counts)
+
+
+def test_tokens_go_to_the_place_that_the_output_tells_in_the_hosts_memory(device: str) -> None:
+    rows = rows_of([params(temperature=0), params(top_p=0.5)], 1)
+    kernels, again = Kernels(rows, 300, device), Kernels(rows, 300, device)
+    numbers = {"dtype": torch.int32, "device": device}
+    pinned = device == "cuda"
+    tokens = torch.full((3, 20), -9, dtype=torch.int32, pin_memory=pinned)
+    usable = torch.full((3, 20), 7, dtype=torch.int8, pin_memory=pinned)
+    expected = tokens.clone(), usable.clone()
+    for output in (2, 0):
+        logits = noise(2, 300, seed=output)
+        sample(
+            logits.to(device), torch.tensor([0, 1], **numbers), torch.tensor([6, 6], **numbers),
+            kernels.state, kernels.last_token, tokens[:, 4:6], usable[:, 9:11],
+            torch.tensor([output], **numbers),
+        )  # fmt: skip
+        if pinned:
+            torch.cuda.synchronize()
+        expected[0][output, 4:6] = torch.tensor(again.run(logits)[0])
+        expected[1][output, 9:11] = 1
+        assert torch.equal(tokens, expected[0]) and torch.equal(usable, expected[1])

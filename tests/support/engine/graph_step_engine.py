@@ -63,7 +63,6 @@ def spoil(steps: GraphExecutor) -> None:
     """Junk in everything that a step or a new sequence must write before it is read."""
     for part in (
         steps._step,
-        steps._step.output_ring,
         steps._buffers,
         steps._sampler.state,
         steps._slots,

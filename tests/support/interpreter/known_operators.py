@@ -77,10 +77,13 @@ def known_operator(name: str, method: Callable[..., Any]) -> Callable[..., Any] 
     def operate(left: Any, right: Any, **named: Any) -> Any:
         if type(right) is constexpr:
             right = right.value
+        # The result's handle has that of the left, which after a comparison is the type of what
+        # was compared.
+        of_left = id(left.dtype), id(left.shape), id(left.handle.dtype)
         if type(right) is tensor:
-            key = id(left.dtype), id(left.shape), id(right.dtype), id(right.shape)
+            key = *of_left, id(right.dtype), id(right.shape), id(right.handle.dtype)
         elif type(right) in NUMBERS:
-            key = id(left.dtype), id(left.shape), type(right), right
+            key = *of_left, type(right), right
         else:
             return method(left, right, _semantic=semantic)
         operation = known.get(key)
@@ -98,6 +101,7 @@ def _operation(function: Any, reflected: bool, left: Any, right: Any, result: An
     """What has this result by one call of the function; None: there is nothing."""
     is_number = type(right) in NUMBERS
     right_dtype, right_shape = (None, None) if is_number else (right.dtype, right.shape)
+    right_handle = None if is_number else right.handle.dtype
     if left.dtype.is_ptr():
         if function is not np.add or reflected:
             return None
@@ -123,7 +127,7 @@ def _operation(function: Any, reflected: bool, left: Any, right: Any, result: An
         reflected,
         result.handle.dtype,
         result.type,
-        (left.dtype, left.shape, right_dtype, right_shape),
+        (left.dtype, left.shape, left.handle.dtype, right_dtype, right_shape, right_handle),
     )
     wanted, found = result.handle.data, operation.values(left, right)
     same = found.dtype == wanted.dtype and found.shape == wanted.shape
