@@ -34,11 +34,12 @@ class DeltaNetStep:
 
     @property
     def state_bytes(self) -> int:
-        """Of all rows' states, read once and written once; of the last inputs, those that tokens
-        replace are written."""
+        """Of all rows' states, read once and written once; of the last inputs, those that a
+        convolution reaches are read, and those that tokens replace are written."""
         state, conv = self.state.state[0], self.state.conv[0]
         written = min(self.rows.max_tokens, len(conv)) * conv[0].nbytes
-        return self.rows.num_rows * (2 * state.nbytes + conv.nbytes + written)
+        read = (len(conv) - 1) * conv[0].nbytes
+        return self.rows.num_rows * (2 * state.nbytes + read + written)
 
     @property
     def token_bytes(self) -> int:
@@ -69,7 +70,7 @@ def make_step(
     )
     slots = torch.randperm(len(lens), device=device)
     matrix = torch.randn(len(lens), value_heads, DIM, DIM, device=device).mul_(0.1)
-    state = DeltaNetState(noise(len(lens), TAPS - 1, conv_dim), matrix.to(state_dtype))
+    state = DeltaNetState(noise(len(lens), TAPS, conv_dim), matrix.to(state_dtype))
 
     def integers(values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int32, device=device)

@@ -44,7 +44,7 @@ class DeltaNetConfig:
     def state_bytes(self, state_itemsize: int, conv_itemsize: int) -> int:
         """Bytes of a sequence's state in all layers."""
         matrix = self.value_heads * self.key_dim * self.value_dim * state_itemsize
-        conv = (self.conv_width - 1) * self.conv_dim * conv_itemsize
+        conv = self.conv_width * self.conv_dim * conv_itemsize
         return len(self.layers) * (matrix + conv)
 
 

@@ -102,7 +102,7 @@ def test_every_fourth_layer_has_keys_and_values(tmp_path: Path) -> None:
     assert kv_layout(config.attention_specs, config.max_position).depth == 16
     assert config.kv_bytes_per_token(2) == 65_536
     assert (net.conv_dim, net.values_size) == (2 * 2048 + 6144, 6144)
-    assert net.state_bytes(4, 2) == 48 * (48 * 128 * 128 * 4 + 3 * 10_240 * 2)
+    assert net.state_bytes(4, 2) == 48 * (48 * 128 * 128 * 4 + 4 * 10_240 * 2)
 
 
 def test_the_front_of_a_head_is_rotated(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_experts_weights_sum_to_one_though_no_field_says_so(tmp_path: Path) -> N
     assert (config.moe.shared_size, config.moe.shared_gate) == (512, True)
     assert all(config.moe.has_experts(layer) for layer in range(40))
     assert config.delta_net is not None
-    assert config.delta_net.state_bytes(4, 2) == round(61.40625 * 2**20)
+    assert config.delta_net.state_bytes(4, 2) == round(61.875 * 2**20)
 
 
 def test_qwen3_next_has_fused_projections(tmp_path: Path) -> None:

@@ -26,13 +26,24 @@ def input_before(
     branch: all loads can be in flight."""
     if BACK >= K:
         return tl.zeros(channel.shape, QKV.dtype.element_ty)
+    return _kept_before(
+        QKV, CONV, BACK, token, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
+    )
+
+
+@triton.jit
+def _kept_before(
+    QKV, CONV, BACK: tl.constexpr, token, begin, start, has_slot, channel, qkv_row, K: tl.constexpr,
+    CONV_DIM: tl.constexpr,
+):  # fmt: skip
+    """input_before, also of the input that no convolution after the token reaches: BACK = K."""
     at = token - BACK
     new = tl.load(QKV + at.to(tl.int64) * qkv_row + channel, mask=at >= begin, other=0.0)
     if BACK == 0:
         return new
     position = start + at - begin
     is_old = (at < begin) & (position >= 0) & has_slot
-    old = tl.load(CONV + position % (K - 1) * CONV_DIM + channel, mask=is_old, other=0.0)
+    old = tl.load(CONV + position % K * CONV_DIM + channel, mask=is_old, other=0.0)
     return tl.where(at >= begin, new, old)
 
 
@@ -46,16 +57,17 @@ def weight_before(WEIGHT, BACK: tl.constexpr, channel, tap_channel, tap, K: tl.c
 
 @triton.jit
 def store_last_inputs(
-    CONV, x2, x1, x0, position, n, channel, K: tl.constexpr, CONV_DIM: tl.constexpr
+    CONV, x3, x2, x1, x0, position, n, channel, K: tl.constexpr, CONV_DIM: tl.constexpr
 ):
-    """To a slot: those of the last n inputs that a convolution reaches, x0 of `position`, x1 and x2
-    of those before it.  Each takes the place of the one K - 1 before it."""
-    if K > 1:
-        tl.store(CONV + position % (K - 1) * CONV_DIM + channel, x0)
-    if (K > 2) and (n > 1):
-        tl.store(CONV + (position - 1) % (K - 1) * CONV_DIM + channel, x1)
-    if (K > 3) and (n > 2):
-        tl.store(CONV + (position - 2) % (K - 1) * CONV_DIM + channel, x2)
+    """To a slot: those of the last n inputs that it keeps, x0 of `position`, x1 to x3 of those
+    before it.  Each takes the place of the one K before it."""
+    tl.store(CONV + position % K * CONV_DIM + channel, x0)
+    if (K > 1) and (n > 1):
+        tl.store(CONV + (position - 1) % K * CONV_DIM + channel, x1)
+    if (K > 2) and (n > 2):
+        tl.store(CONV + (position - 2) % K * CONV_DIM + channel, x2)
+    if (K > 3) and (n > 3):
+        tl.store(CONV + (position - 3) % K * CONV_DIM + channel, x3)
 
 
 @triton.jit
@@ -64,13 +76,13 @@ def copy_inputs(
     CONV_DIM: tl.constexpr,
 ):  # fmt: skip
     """The last inputs of `channel` before token `end` to the slot TARGET."""
-    for back in tl.static_range(1, K):
-        x = input_before(
+    for back in tl.static_range(1, K + 1):
+        x = _kept_before(
             QKV, CONV, back, end, begin, start, has_slot, channel, qkv_row, K, CONV_DIM
         )
         position = start + end - back - begin
         if position >= 0:
-            tl.store(TARGET + position % (K - 1) * CONV_DIM + channel, x)
+            tl.store(TARGET + position % K * CONV_DIM + channel, x)
 
 
 @triton.jit

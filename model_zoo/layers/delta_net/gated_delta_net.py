@@ -74,9 +74,11 @@ def _by_kernels(
 ) -> Tensor:
     """One launch for rows of few tokens; if max_tokens says that there may be others, four more.
 
-    Which kernel has a row depends on its number of tokens, read on the device.
+    Which kernel has a row depends on its number of tokens, read on the device; but steps whose rows
+    times value heads are no more than the multiprocessors have a kernel of their own.
     """
     from model_zoo.layers.delta_net.decode.kernel import delta_net_decode
+    from model_zoo.layers.delta_net.decode.one_token import decode_one_token, serves
     from model_zoo.layers.delta_net.prompts import delta_net_prompts
 
     dims = state.state.shape[2:]
@@ -91,6 +93,9 @@ def _by_kernels(
             f"(linear_conv_kernel_dim): a GPU takes up to {MAX_CONV_WIDTH}, a CPU takes any"
         )
     out = torch.empty(z.shape, dtype=qkv.dtype, device=qkv.device)
+    if serves(state, rows):
+        decode_one_token(qkv, z, b, a, weights, state, rows, out)
+        return out
     has_prompts = rows.max_tokens > MAX_DECODE_TOKENS and not rows.token_by_token
     few = replace(rows, snapshots=None) if has_prompts else rows
     delta_net_decode(qkv, z, b, a, weights, state, few, out)
@@ -119,9 +124,9 @@ def _check(
     assert b.shape == a.shape == (tokens, value_heads)
     assert weights.conv.shape[0] == conv_dim and weights.norm.shape == (value_dim,)
     assert weights.a_log.shape == weights.dt_bias.shape == (value_heads,)
-    assert state.conv.shape == (slots, weights.conv.shape[1] - 1, conv_dim)
+    assert state.conv.shape == (slots, weights.conv.shape[1], conv_dim)
     assert all(tensor.stride(1) == 1 for tensor in (qkv, z, b, a))
-    assert state.conv.dtype == weights.conv.dtype == qkv.dtype
+    assert state.conv.dtype == weights.conv.dtype == qkv.dtype == z.dtype
     vectors = weights.a_log, weights.dt_bias, weights.norm, rows.cu_seqlens, rows.cache_seqlens
     assert all(tensor.is_contiguous() for tensor in (*vectors, rows.slots))
     assert rows.slots.dtype in (torch.int32, torch.int64)

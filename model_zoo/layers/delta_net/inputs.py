@@ -34,8 +34,9 @@ class DeltaNetWeights:
 class DeltaNetState:
     """The pools of one layer; a sequence has one slot in both, and its content need not be cleared.
 
-    conv   [slots, K - 1, conv_dim] of the type of qkv: the last inputs of the convolution, that of
-           position p of the sequence at p % (K - 1), so that a token replaces one of them
+    conv   [slots, K, conv_dim] of the type of qkv: the last inputs of the convolution, that of
+           position p of the sequence at p % K.  The next token's convolution reaches K - 1 of them,
+           and its input replaces the other: a program may store it while others still read
     state  [slots, Hv, Dv, Dk] float32 or bfloat16: the transpose of S, whose rows warps read whole
 
     A slot's own elements are contiguous; slots may lie apart.

@@ -20,7 +20,7 @@ def allocate_states(
     return StatePool.allocate(
         layers=len(config.layers),
         states=states,
-        conv=(config.conv_width - 1, config.conv_dim),
+        conv=(config.conv_width, config.conv_dim),
         matrix=(config.value_heads, config.value_dim, config.key_dim),
         conv_dtype=dtype,
         matrix_dtype=state_dtype,

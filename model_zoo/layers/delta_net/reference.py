@@ -158,14 +158,14 @@ def _run(
     continued = (starts_at > 0) & (slots >= 0)
     source = slots.clamp(min=0)
     positions, places = _last_positions(state, starts_at)
-    old = state.conv[source[:, None], places].to(wide)  # [R, K - 1, conv_dim]
+    old = state.conv[source[:, None], places].to(wide)  # [R, K, conv_dim]
     is_old = (positions >= 0) & (slots >= 0)[:, None]
     old = torch.where(is_old[..., None], old, torch.zeros_like(old))
     s = state.state[source].mT.to(wide).contiguous()  # bits of products depend on strides
     s = torch.where(continued[:, None, None, None], s, torch.zeros_like(s))
     qkv, z, b, a = (tensor[tokens].to(wide) for tensor in inputs)
     inputs_of_conv = torch.cat([old, qkv], 1)
-    q, k, v = _heads(inputs_of_conv, weights.conv.to(wide), state)
+    q, k, v = _heads(inputs_of_conv[:, 1:], weights.conv.to(wide), state)
     beta = b.sigmoid()
     g = -weights.a_log.to(wide).exp() * F.softplus(a + weights.dt_bias.to(wide))
     few = n <= MAX_DECODE_TOKENS or rows.token_by_token
@@ -186,14 +186,14 @@ def _run(
 
 
 def _last_positions(state: DeltaNetState, lens: Tensor) -> tuple[Tensor, Tensor]:
-    """Of sequences of so many tokens: the last K - 1 positions, and where these lie in a slot."""
+    """Of sequences of so many tokens: the last K positions, and where these lie in a slot."""
     width = state.conv.shape[1]
-    positions = lens[:, None] + torch.arange(-width, 0, device=lens.device)  # [R, K - 1]
-    return positions, positions % max(width, 1)
+    positions = lens[:, None] + torch.arange(-width, 0, device=lens.device)  # [R, K]
+    return positions, positions % width
 
 
 def _store(state: DeltaNetState, conv: Tensor, s: Tensor, slots: Tensor, lens: Tensor) -> None:
-    """What sequences of so many tokens keep: conv [R, K - 1, conv_dim], oldest first; s."""
+    """What sequences of so many tokens keep: conv [R, K, conv_dim], oldest first; s."""
     kept = slots >= 0
     positions, places = _last_positions(state, lens)
     row, column = torch.nonzero((positions >= 0) & kept[:, None], as_tuple=True)

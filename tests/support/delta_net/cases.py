@@ -123,7 +123,7 @@ def delta_net_case(
         norm=normal(dv, scale=0.1) + 1,
         norm_eps=1e-6,
     )
-    conv, state = normal(pool, 2, conv_size - 1, conv_dim), normal(pool, 2, hv, dv, dk, scale=0.3)
+    conv, state = normal(pool, 2, conv_size, conv_dim), normal(pool, 2, hv, dv, dk, scale=0.3)
     if slots is None:
         slots = torch.randperm(pool, generator=make)[: len(lens)].tolist()
     before = before or [0] * len(lens)

@@ -10,6 +10,7 @@ import torch
 
 from model_zoo.layers.delta_net.chunk_plan import plan_chunks
 from model_zoo.layers.delta_net.decode.kernel import delta_net_decode
+from model_zoo.layers.delta_net.decode.one_token import decode_one_token
 from model_zoo.layers.delta_net.inputs import (
     DeltaNetRows,
     DeltaNetState,
@@ -44,7 +45,7 @@ def arguments(
         norm_eps=1e-6,
     )
     state = DeltaNetState(
-        tensor(SLOTS, 3, conv_dim, dtype=dtype),
+        tensor(SLOTS, 4, conv_dim, dtype=dtype),
         tensor(SLOTS, value_heads, dim, dim, dtype=state_dtype),
     )
     rows = DeltaNetRows(
@@ -74,6 +75,11 @@ def call_decode(
     delta_net_decode(*made, tensor(tokens, value_heads * DIM))
 
 
+def call_one_token(value_heads: int, state_dtype: torch.dtype) -> None:
+    made = arguments(value_heads, state_dtype, ROWS, 1, snapshots=False)
+    decode_one_token(*made, tensor(ROWS, value_heads * DIM))
+
+
 def call_prompts(
     value_heads: int,
     state_dtype: torch.dtype,
@@ -96,6 +102,8 @@ for value_heads in (32, 48):
         for max_tokens in (1, 4):
             name = f"delta_net_decode {value_heads} {state} at {max_tokens}"
             DELTA_NET[name] = partial(call_decode, value_heads, dtype, max_tokens)
+        name = f"decode_one_token {value_heads} {state}"
+        DELTA_NET[name] = partial(call_one_token, value_heads, dtype)
 DELTA_NET["delta_net_decode 48 fp32 snapshots"] = partial(call_decode, 48, FP32, 4, True)
 DELTA_NET["delta_net_decode 48 fp32 token by token"] = partial(
     call_decode, 48, FP32, 64, True, True

@@ -39,7 +39,7 @@ def _convolved(
     QKV, WEIGHT, CONV, token, begin, start, has_slot, channel, qkv_row, tap_channel, tap,
     K: tl.constexpr, CONV_DIM: tl.constexpr,
 ):  # fmt: skip
-    """-> (silu of the convolution at `token`; its inputs 2, 1 and 0 tokens before).  Products are
+    """-> (silu of the convolution at `token`; its inputs 3 to 0 tokens before).  Products are
     added from the oldest input to the newest."""
     x3 = input_before(QKV, CONV, 3, token, begin, start, has_slot, channel, qkv_row, K, CONV_DIM)
     x2 = input_before(QKV, CONV, 2, token, begin, start, has_slot, channel, qkv_row, K, CONV_DIM)
@@ -49,18 +49,18 @@ def _convolved(
     total += weight_before(WEIGHT, 2, channel, tap_channel, tap, K) * x2.to(tl.float32)
     total += weight_before(WEIGHT, 1, channel, tap_channel, tap, K) * x1.to(tl.float32)
     total += weight_before(WEIGHT, 0, channel, tap_channel, tap, K) * x0.to(tl.float32)
-    return silu(total), x2, x1, x0
+    return silu(total), x3, x2, x1, x0
 
 
 @triton.jit
 def _keep_inputs(
-    QKV, CONV_POOL, SNAPSHOTS_AT, SNAPSHOTS, x2, x1, x0, row, begin, end, start, slot, channel,
+    QKV, CONV_POOL, SNAPSHOTS_AT, SNAPSHOTS, x3, x2, x1, x0, row, begin, end, start, slot, channel,
     qkv_row, conv_slot, snapshots_row, K: tl.constexpr, CONV_DIM: tl.constexpr,
     BORDERS: tl.constexpr,
 ):  # fmt: skip
     """The last inputs of `channel` to the row's slot, and those of its snapshots to theirs.
 
-    x2, x1, x0  at the row's last token
+    x3 to x0  at the row's last token
     """
     conv = CONV_POOL + slot * conv_slot
     if SNAPSHOTS is not None:
@@ -75,7 +75,7 @@ def _keep_inputs(
     if slot >= 0:
         tl.debug_barrier()  # other threads may still read what this one replaces
         store_last_inputs(
-            conv, x2, x1, x0, start + end - begin - 1, end - begin, channel, K, CONV_DIM
+            conv, x3, x2, x1, x0, start + end - begin - 1, end - begin, channel, K, CONV_DIM
         )
 
 
@@ -119,9 +119,9 @@ def _channels(
     if IS_VALUE:
         channel += 2 * HK * DK
     nothing = tl.zeros([CHANNELS], QKV.dtype.element_ty)
-    x2, x1, x0 = nothing, nothing, nothing
+    x3, x2, x1, x0 = nothing, nothing, nothing, nothing
     for i in tl.range(0, end - begin, disable_licm=True):  # weights kept would cost registers
-        y, x2, x1, x0 = _convolved(
+        y, x3, x2, x1, x0 = _convolved(
             QKV, WEIGHT, CONV + slot * conv_slot, begin + i, begin, start, slot >= 0, channel,
             qkv_row, tap_channel, tap, K, CONV_DIM,
         )  # fmt: skip
@@ -133,7 +133,7 @@ def _channels(
         else:
             _store_units(QK, y, place + i, block, HK, DK, CHANNELS)
     _keep_inputs(
-        QKV, CONV, SNAPSHOTS_AT, SNAPSHOTS, x2, x1, x0, row, begin, end, start, slot, channel,
+        QKV, CONV, SNAPSHOTS_AT, SNAPSHOTS, x3, x2, x1, x0, row, begin, end, start, slot, channel,
         qkv_row, conv_slot, snapshots_row, K, CONV_DIM, BORDERS,
     )  # fmt: skip
 

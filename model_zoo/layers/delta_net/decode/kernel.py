@@ -108,7 +108,7 @@ def delta_net_decode(
         borders, snapshots_row = rows.snapshots.slots.shape[1], rows.snapshots.slots.stride(0)
     key_block, value_block = (power_of_two_within(size, CHANNELS) for size in (keys, values))
     inputs = 2 * keys // key_block + values // value_block  # programs of a row
-    wave = RESIDENT * _processors(qkv.device)
+    wave = RESIDENT * multiprocessors(qkv.device)
     ahead = min(num_rows, -(-wave // (inputs + heads)))
     _decode[((num_rows + ahead + 1) * (inputs + heads),)](
         qkv, b, a, weights.conv, weights.a_log, weights.dt_bias, state.conv, state.state, z,
@@ -122,7 +122,7 @@ def delta_net_decode(
 
 
 @cache
-def _processors(device: torch.device) -> int:
+def multiprocessors(device: torch.device) -> int:
     """Multiprocessors; a CPU interprets the kernel, one program after the other."""
     if device.type != "cuda":
         return 1

@@ -11,7 +11,7 @@ from model_zoo.layers.delta_net.decode.inputs import decode_row
 
 
 @triton.jit
-def _two_sums(a, b, c, d):
+def two_sums(a, b, c, d):
     return a + c, b + d
 
 
@@ -30,7 +30,7 @@ def _step(
     at = row * HV + head
     v = tl.load(V + at * DV + value)
     decay, beta = tl.load(GATES + at * 2), tl.load(GATES + at * 2 + 1)
-    predicted, o = tl.reduce((s * k[None, :], s * q[None, :]), 1, _two_sums)
+    predicted, o = tl.reduce((s * k[None, :], s * q[None, :]), 1, two_sums)
     delta = (v - predicted * decay) * beta
     o = o * decay + tl.sum(q * k) * delta
     o *= tl.rsqrt(tl.sum(o * o) / DV + eps) * norm.to(tl.float32)
@@ -56,7 +56,7 @@ def _wait_for_inputs(READY, INPUTS: tl.constexpr, READERS: tl.constexpr):
 
 
 @triton.jit
-def _zero_padding(OUT, first, tokens, head, HV: tl.constexpr, DV: tl.constexpr):
+def zero_padding(OUT, first, tokens, head, HV: tl.constexpr, DV: tl.constexpr):
     at = head * DV + tl.arange(0, DV)
     for i in range(tokens - first):
         zeros = tl.zeros([DV], OUT.dtype.element_ty)
@@ -77,7 +77,7 @@ def decode_states(
     if row == num_rows:
         if DEPENDENT:
             wait_for_launcher()
-        _zero_padding(OUT, tl.load(CU_SEQLENS + row), tokens, head, HV, DV)
+        zero_padding(OUT, tl.load(CU_SEQLENS + row), tokens, head, HV, DV)
         return
     begin, end, start, slot, place = decode_row(
         CU_SEQLENS, LENGTHS, SLOTS, row, per_row, MAX_TOKENS

@@ -26,6 +26,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from model_zoo.layers.delta_net.hopper.chunks import clear
 
 DIM = gl.constexpr(128)  # of keys and of values
+TAPS = gl.constexpr(4)  # of the convolution
 CHUNK = gl.constexpr(64)
 LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 
@@ -97,23 +98,22 @@ def _copy_inputs(
 ):
     """The last inputs of `channel` before token `end`, from QKV, or from OLD if they are older."""
     x = ()
-    for i in gl.static_range(3):
-        at = end - 3 + i
+    for i in gl.static_range(TAPS):
+        at = end - TAPS + i
         new = gl.load(
             QKV + at.to(gl.int64) * qkv_row + channel, mask=(channel >= 0) & (at >= begin),
             other=0.0,
         )  # fmt: skip
         position = start + at - begin
         old = gl.load(
-            OLD + position % 3 * CONV_DIM + channel,
+            OLD + position % TAPS * CONV_DIM + channel,
             mask=(channel >= 0) & (at < begin) & (position >= 0) & has_slot, other=0.0,
         )  # fmt: skip
         x = x + (gl.where((channel >= 0) & (at >= begin), new, old),)  # noqa: RUF005
-    for i in gl.static_range(3):
-        position = start + end - 3 + i - begin
-        gl.store(
-            TARGET + position % 3 * CONV_DIM + channel, x[i], mask=(channel >= 0) & (position >= 0)
-        )
+    for i in gl.static_range(TAPS):
+        position = start + end - TAPS + i - begin
+        target = TARGET + position % TAPS * CONV_DIM + channel
+        gl.store(target, x[i], mask=(channel >= 0) & (position >= 0))
 
 
 @gluon.jit

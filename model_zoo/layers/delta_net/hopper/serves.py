@@ -10,5 +10,5 @@ DIM, TAPS = 128, 4  # of heads, of the convolution
 
 
 def serves_prompts(qkv: Tensor, state: DeltaNetState) -> bool:
-    dims, taps = state.state.shape[2:], state.conv.shape[1] + 1
+    dims, taps = state.state.shape[2:], state.conv.shape[1]
     return tuple(dims) == (DIM, DIM) and taps == TAPS and qkv.element_size() == 2

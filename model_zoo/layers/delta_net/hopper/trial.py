@@ -113,7 +113,7 @@ def trial_step(
     order = torch.randperm(slots, generator=torch.Generator().manual_seed(0)).tolist()
     of_rows = [order.pop() if row.has_slot else -1 for row in rows]
     state = DeltaNetState(
-        noise(slots, config.conv_width - 1, config.conv_dim),
+        noise(slots, config.conv_width, config.conv_dim),
         noise(slots, heads, *dims, scale=0.1).to(state_dtype),
     )
     for row, slot in zip(rows, of_rows, strict=True):

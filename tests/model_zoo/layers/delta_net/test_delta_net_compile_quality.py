@@ -18,6 +18,7 @@ from tests.support.paths import ROOT
 pytestmark = [pytest.mark.compiled, pytest.mark.timeout(1200)]
 
 DECODE = [name for name in DELTA_NET if name.startswith("delta_net_decode")]
+ONE_TOKEN = [name for name in DELTA_NET if name.startswith("decode_one_token")]
 PROMPTS = [name for name in DELTA_NET if name.startswith("delta_net_prompts")]
 FULL_SIZE = [name for name in PROMPTS if " of " not in name]  # heads of 128
 IN_FP32 = "delta_net_prompts in fp32"  # emulates its products, and spills
@@ -80,6 +81,19 @@ def test_rows_of_few_tokens_are_one_launch_and_read_their_state_in_large_loads(s
         assert count(kernel["operations"], "LDG.E.EL.128") >= loads  # EL: evicted last
         assert count(kernel["operations"], "STG.E.128") >= loads
         assert kernel["resident"] >= (2 if "bf16" in name else RESIDENT), "less is in flight"
+
+
+def test_rows_of_one_token_keep_their_state_in_registers(shipped: Shipped):
+    assert len(ONE_TOKEN) == 4
+    for name in ONE_TOKEN:
+        (kernel,) = shipped[name].values()
+        assert kernel["stack"] == 0
+        # A state is 64 KB, or 32, by 256 threads of 16 bytes a load; two sums of 16 values over
+        # 32 lanes are 160 exchanges, and all vectors take few more.
+        loads = 8 if "bf16" in name else 16
+        assert count(kernel["operations"], "LDG.E.128") >= loads
+        assert count(kernel["operations"], "STG.E.128") >= loads
+        assert count(kernel["operations"], "SHFL") <= 200
 
 
 def test_prompts_are_four_launches_and_a_plan(shipped: Shipped):

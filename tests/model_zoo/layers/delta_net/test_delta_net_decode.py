@@ -16,33 +16,22 @@ from model_zoo.layers.delta_net.inputs import CHUNK, MAX_DECODE_TOKENS, DeltaNet
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from model_zoo.layers.gemm.implementations import workspace
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
+from tests.support.delta_net.decoding import assert_decoded_right, decoded
 from tests.support.examples import examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 # The interpreter cuts bfloat16 off where a GPU rounds.
 DTYPES = [pytest.param(BF16, marks=pytest.mark.gpu), FP16, FP32]
-DIGIT = {FP32: 2e-6, FP16: 2**-10, BF16: 2**-7}  # a last digit, of the largest mantissa
 
 
 def run(case: DeltaNetCase) -> Tensor:
-    out = torch.full_like(case.z, float("nan"), memory_format=torch.contiguous_format)
-    delta_net_decode(*case.arguments, out)
+    out = decoded(case, delta_net_decode)
     assert not workspace(out.device)[1].any(), "counts are left behind"
     return out
 
 
 def assert_right(case: DeltaNetCase) -> None:
-    """Output and pools are those of the definition, but for rounding and float32 sums."""
-    exact = case.double()
-    expected, found = gated_delta_net_reference(*exact.arguments), run(case)
-    digit = DIGIT[case.qkv.dtype]
-    torch.testing.assert_close(found.cpu().double(), expected, rtol=digit, atol=2e-5)
-    assert torch.equal(case.state.conv.cpu().double(), exact.state.conv)
-    digit = DIGIT[case.state.state.dtype]
-    tokens = case.rows.max_tokens  # each of which is rounded once where the state is
-    torch.testing.assert_close(
-        case.state.state.cpu().double(), exact.state.state, rtol=tokens * digit, atol=2e-5
-    )
+    assert_decoded_right(case, run)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

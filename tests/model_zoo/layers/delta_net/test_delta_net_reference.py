@@ -53,7 +53,7 @@ def test_prompt_and_answer_are_those_of_transformers():
         layer.norm.weight.detach(), 1e-6,
     )  # fmt: skip
     conv_dim = layer.conv1d.weight.shape[0]
-    state = DeltaNetState(torch.randn(3, 3, conv_dim), torch.randn(3, 6, 24, 16))
+    state = DeltaNetState(torch.randn(3, 4, conv_dim), torch.randn(3, 6, 24, 16))
     cache, x = DynamicCache(config=config), torch.randn(1, 75, 48)
     begin = 0
     for end in (70, 71, 72, 73, 74, 75):  # the cache of transformers takes one token at a time
@@ -107,12 +107,12 @@ def test_a_prompt_that_is_cut_continues_as_if_it_were_not(cut: int):
 
 
 def test_rows_do_not_depend_on_each_other_nor_on_a_new_slots_content():
-    together = delta_net_case([3, 0, 70, 1], [0, 9, 4, 30]).double()
+    together = delta_net_case([4, 0, 70, 1], [0, 9, 4, 30]).double()
     alone, begin = together.copy(), 0
     together.state.state[together.rows.slots[0]] = float("nan")
     together.state.conv[together.rows.slots[0]] = float("nan")
     found = run(together)
-    for row, n in enumerate((3, 0, 70, 1)):
+    for row, n in enumerate((4, 0, 70, 1)):
         rows = DeltaNetRows(
             int32([0, n], "cpu"), alone.rows.cache_seqlens[row, None],
             alone.rows.slots[row, None], n,

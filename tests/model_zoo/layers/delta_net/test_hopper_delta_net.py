@@ -79,12 +79,12 @@ def test_a_state_within_a_row_is_kept_and_changes_no_bit(device: str, before: in
     assert torch.equal(case.state.conv[:3], plain.state.conv[:3])
 
 
-def test_inputs_from_before_the_row_are_kept_with_its_state(device: str):
+@pytest.mark.parametrize("border", [64, 128])
+def test_inputs_from_before_the_row_are_kept_with_its_state(device: str, border: int):
     """Snapshots after 3, 2, 1 and 0 tokens of rows; that of the last is none."""
-    case = of_prompts(
-        [12, 9, 70, 20], [61, 62, 63, 64], slots=[3, 2, 1, 0], free_slots=4, device=device
-    )
-    snapshots = Snapshots(int32([64] * 4, device), int32([4, 5, 6, 7], device)[:, None])
+    before = [border - 3, border - 2, border - 1, border]
+    case = of_prompts([12, 9, 70, 20], before, slots=[3, 2, 1, 0], free_slots=4, device=device)
+    snapshots = Snapshots(int32([border] * 4, device), int32([4, 5, 6, 7], device)[:, None])
     case = replace(case, rows=replace(case.rows, snapshots=snapshots))
     exact = case.double()
     gated_delta_net_reference(*exact.arguments)
