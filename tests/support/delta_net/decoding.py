@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -33,3 +33,24 @@ def assert_decoded_right(case: DeltaNetCase, run: Callable[[DeltaNetCase], Tenso
     torch.testing.assert_close(
         case.state.state.cpu().double(), exact.state.state, rtol=tokens * digit, atol=2e-5
     )
+
+
+def assert_overlapped_as_alone(layers: Sequence[DeltaNetCase], kernel: Callable[..., None]) -> None:
+    """On a GPU: in a graph, where calls overlap, the layers' outputs and pools have the bits of
+    calls that begin when all before is complete."""
+    alone = [layer.copy() for layer in layers]
+    # Calls of copies compile the kernel, and allocate what it keeps.
+    outs = [decoded(layer.copy(), kernel) for layer in layers]
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for layer, out in zip(layers, outs, strict=True):
+            kernel(*layer.arguments, out)
+    for _ in range(20):
+        graph.replay()
+        for layer, out in zip(alone, outs, strict=True):
+            torch.cuda.synchronize()
+            assert torch.equal(decoded(layer, kernel), out)
+    for layer, other in zip(layers, alone, strict=True):
+        assert torch.equal(layer.state.state, other.state.state)
+        assert torch.equal(layer.state.conv, other.state.conv)

@@ -18,7 +18,11 @@ from model_zoo.layers.delta_net.gated_delta_net import gated_delta_net
 from model_zoo.layers.delta_net.inputs import DeltaNetState, Snapshots
 from model_zoo.layers.delta_net.reference import gated_delta_net_reference
 from tests.support.delta_net.cases import DeltaNetCase, delta_net_case, int32
-from tests.support.delta_net.decoding import assert_decoded_right, decoded
+from tests.support.delta_net.decoding import (
+    assert_decoded_right,
+    assert_overlapped_as_alone,
+    decoded,
+)
 from tests.support.examples import examples
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -193,22 +197,7 @@ def test_calls_in_a_graph_are_those_that_start_after_each_other():
                        device="cuda")
         for seed in range(2)
     ]  # fmt: skip
-    alone = [layer.copy() for layer in layers]
-    outs = [torch.empty(2, 48 * 128, dtype=BF16, device="cuda") for _ in range(2)]
-    graph = torch.cuda.CUDAGraph()
-    decode_one_token(*layers[0].copy().arguments, outs[0])  # compiled
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for layer, out in zip(layers, outs, strict=True):
-            decode_one_token(*layer.arguments, out)
-    for _ in range(20):
-        graph.replay()
-        for layer, out in zip(alone, outs, strict=True):
-            torch.cuda.synchronize()
-            assert torch.equal(run(layer), out)
-    for layer, other in zip(layers, alone, strict=True):
-        assert torch.equal(layer.state.state, other.state.state)
-        assert torch.equal(layer.state.conv, other.state.conv)
+    assert_overlapped_as_alone(layers, decode_one_token)
 
 
 @pytest.mark.gpu
